@@ -15,21 +15,21 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_collection_finish():
-    """Ten thousand tests and all of torch are no garbage: without them a collection takes a sixth of the time."""
+    """Freeze the collected tests and torch for the garbage collector; its collections then take a sixth of the time."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def inner_runs_keep_the_order_of_the_file(request, monkeypatch):
-    """A test that runs pytest itself meets the plugins that are installed; this one would shuffle its tests."""
+    """Switch pytest-randomly off in pytest runs that a test starts, so that they keep the order of the file."""
     if "pytester" in request.fixturenames:
-        request.getfixturevalue("pytester")  # it clears the variable
+        request.getfixturevalue("pytester")  # pytester clears the variable
         monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly")
 
 
 @pytest.fixture(autouse=True)
 def names_in_docstring_examples(request, doctest_namespace):
-    """What the examples of docstrings take for granted."""
+    """Provide the names that docstring examples use without an import."""
     if request.node.name.endswith(".pagerank_v0"):
         pytest.importorskip("dgl", reason="pagerank_v0 needs DGL: pip install pdlcheck[dgl], on Python 3.11")
     import numpy

@@ -1,8 +1,8 @@
-"""A checkpoint of a model and its optimizer: ours beside those of torch, which wait for the disk too.
+"""A checkpoint of a model and its optimizer: ours beside those of torch; all wait for the disk.
 
-``torch.distributed.checkpoint`` is what ranks save together with; ``torch.save`` by rank 0 is the floor: one rank
-writes its own state, and no rank agrees on anything. Ours has a checksum and the random streams of every rank, and is
-loaded on all ranks or none.
+``torch.distributed.checkpoint`` is torch's way for ranks to save together. ``torch.save`` by rank 0 is the floor: one
+rank writes its own state, and the ranks agree on nothing. Ours has a checksum and the random streams of every rank, and
+is loaded on all ranks or on none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytest.importorskip("xxhash", reason="a checkpoint needs xxhash: pip install 'pd
 
 from pdlcheck.primitives import latest_checkpoint, load_checkpoint, save_checkpoint
 
-LAYERS, WIDTH = 8, 1024  # 33 MB, and as much of momentum
+LAYERS, WIDTH = 8, 1024  # 33 MB, and as much momentum
 NBYTES = 2 * 4 * LAYERS * (WIDTH + 1) * WIDTH
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
@@ -30,7 +30,7 @@ Trained = tuple[nn.Module, torch.optim.Optimizer]
 
 @pytest.fixture
 def trained(device: torch.device) -> Trained:
-    """A model after a step, with the state of its optimizer."""
+    """Return a model after one step, and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

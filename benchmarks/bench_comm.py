@@ -1,8 +1,8 @@
 """Collectives and messages by size: the primitives of this project beside those of torch, call by call in turn.
 
 The columns are those of nccl-tests: ``algbw = nbytes / seconds``, ``busbw`` as in :data:`pdlcheck.bench.BUSBW_FACTORS`,
-``#wrong`` of one more call on fresh input, whose result is known in advance. torch's functions run out of place and in
-place, where they can do both.
+and ``#wrong`` from one more call on fresh input whose result is known in advance. torch's functions run out of place
+and in place, if they support both.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pdlcheck.primitives import (
 pytestmark = pytest.mark.between_ranks
 
 SIZES = (2**2, 2**12, 2**16, 2**20, 2**22, 2**24, 2**26)
-QUICK = (2**2, 2**16, 2**20, 2**24)  # of all_reduce and messages
-ITERATIONS = 20  # of small tensors, as nccl-tests
+QUICK = (2**2, 2**16, 2**20, 2**24)  # sizes of all_reduce and messages
+ITERATIONS = 20  # for small tensors, as in nccl-tests
 
-# their names since torch 2.13, which warns at the old ones
+# names since torch 2.13, which warns about the old ones
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def sizes(quick: Sequence[int]) -> pytest.MarkDecorator:
-    """All sizes, those of ``quick`` also without ``--full``."""
+    """Parametrize by all sizes; those of ``quick`` also run without ``--full``."""
     values = [nbytes if nbytes in quick else pytest.param(nbytes, marks=pytest.mark.full) for nbytes in SIZES]
     return pytest.mark.parametrize("nbytes", values, ids="{}B".format)
 
 
 @pytest.fixture
 def numel(nbytes: int, world_size: int) -> int:
-    """Elements of float32 in ``nbytes``, at least one for each rank and as many for each."""
+    """Return the number of float32 elements in ``nbytes``, rounded up so that each rank has the same number."""
     return -(-nbytes // 4 // world_size) * world_size
 
 
@@ -147,7 +147,7 @@ def test_all_to_all(rank_benchmark: Any, device: torch.device, rank: int, world_
 @pytest.mark.benchmark(group="send and receive")
 @sizes(QUICK)
 def test_ping_pong(rank_benchmark: Any, device: torch.device, rank: int, world_size: int, numel: int) -> None:
-    """There and back between two ranks, the first and the last: twice the bytes of the message."""
+    """Time a message from the first rank to the last and back: twice the bytes of the message."""
     tensor, last = torch.zeros(numel, device=device), world_size - 1
 
     def there_and_back(tensor: Tensor) -> None:
@@ -171,10 +171,10 @@ def test_ping_pong(rank_benchmark: Any, device: torch.device, rank: int, world_s
 
 @pytest.mark.benchmark(group="ring pass")
 def test_ring_pass(rank_benchmark: Any, device: torch.device, rank: int, world_size: int) -> None:
-    """4 B around the ring, each rank adds one."""
+    """Time 4 B around the ring; each rank adds one."""
 
     def by_hand(tensor: Tensor) -> None:
-        """The same messages, without a look at the arguments."""
+        """Send the same messages without a check of the arguments."""
         if rank:
             dist.recv(tensor, rank - 1)
         tensor += 1
@@ -196,16 +196,16 @@ def time_collective(
     wrong: Callable[[Any], Tensor],
     nbytes: int | None = None,
 ) -> None:
-    """The first way beside the others.
+    """Time the first way beside the others.
 
     Args:
         rank_benchmark: the fixture.
-        operation: for the bus bandwidth.
+        operation: name of the operation, for the bus bandwidth.
         ways: functions of ``tensor``.
-        tensor: what they are given.
-        fill: gives each sample its input.
-        wrong: says of what a way returned, after one call on such input, which elements are wrong.
-        nbytes: of the whole operation; default: of ``tensor``.
+        tensor: the argument of every way.
+        fill: prepares the input of each sample.
+        wrong: takes the result of one call on such input, and marks the wrong elements.
+        nbytes: size of the whole operation; default: that of ``tensor``.
     """
     (_, ours), *others = ways.items()
     rank_benchmark(
@@ -221,5 +221,5 @@ def time_collective(
 
 
 def iterations_for(tensor: Tensor) -> int | None:
-    """Small tensors many times in one sample."""
+    """Return how often one sample runs a small tensor; None for a large one."""
     return ITERATIONS if tensor.nbytes <= 2**16 else None

@@ -1,8 +1,8 @@
 """A step of torch's DDP under each communication hook: ours, torch's own, and none.
 
-The ways take turns, step by step, on models with the same weights and data. torch's PowerSGD is waited for bucket by
-bucket, else it hangs (docs/findings/powersgd.md). On loopback of one machine a byte costs little: what compression
-computes is not won back there.
+The ways take turns, step by step, on models with the same weights and data. The benchmark waits for torch's PowerSGD
+bucket by bucket, else it hangs (docs/findings/powersgd.md). On the loopback of one machine a byte costs little, so the
+time spent on compression is not saved on messages there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdlcheck.primitives import PowerSGDState, TopKState, fp16_compress, power_s
 
 pytestmark = pytest.mark.between_ranks
 
-WIDTHS = {"33MB": 1300, "1MB": 228}  # of five layers
+WIDTHS = {"33MB": 1300, "1MB": 228}  # width of five layers
 
 Made = tuple[Any, Callable[..., Any]]
 

@@ -23,7 +23,7 @@ TUNED = {"gradient_as_bucket_view": True, "static_graph": True}
 
 
 def mlp(tensors: int, width: int) -> nn.Module:
-    """A layer has two tensors."""
+    """Return a perceptron; a layer has two tensors."""
     return nn.Sequential(*(m for _ in range(tensors // 2) for m in (nn.Linear(width, width), nn.Tanh())))
 
 
@@ -59,7 +59,7 @@ def test_distributed_data_parallel(rank_benchmark: Any, device: torch.device, ra
 @pytest.mark.benchmark(group="networks on digits")
 @pytest.mark.parametrize("name", ["LeNet", pytest.param("ConvNet", marks=pytest.mark.full)])
 def test_networks_on_digits(rank_benchmark: Any, device: torch.device, rank: int, name: str) -> None:
-    """Steps of SGD on 64 images a rank."""
+    """Time a step of SGD on 64 images a rank."""
     torch.manual_seed(0)
     network = {"LeNet": LeNet, "ConvNet": ConvNet}[name]().to(device)
     models = {

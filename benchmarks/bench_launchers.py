@@ -1,7 +1,7 @@
-"""What it takes until ranks are there: forked, spawned, met by environment, TCP or file, and started again.
+"""The time until ranks are ready: forked, spawned, after a rendezvous by environment, TCP or file, and restarted.
 
-Rows state medians over rounds. The ranks of ``mp.spawn`` import torch anew; those of a pool are forks of a server that
-is up. The restart is torchrun's: from the end of a killed worker to the next step of its successor.
+Rows show medians over rounds. The ranks of ``mp.spawn`` import torch again; those of a pool are forks of a server that
+is already up. The restart is torchrun's: from the end of a killed worker to the next step of its successor.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import torch.multiprocessing as mp
 from pdlcheck.bench import slowest_s
 from pdlcheck.worlds import get_world
 
-pytestmark = pytest.mark.full  # half a minute
+pytestmark = pytest.mark.full  # takes half a minute
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("env", "tcp", "file")
 
 
 def spawned(rank: int, folder: str) -> None:
-    """The main function of a spawned rank."""
+    """Run the main function of a spawned rank."""
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     dist.destroy_process_group()
 
 
 def spawn_s() -> float:
-    """Until two ranks have met and ended."""
+    """Return the seconds until two spawned ranks have met and ended."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         mp.spawn(spawned, args=(folder,), nprocs=2)  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def spawn_s() -> float:
 
 
 def pool_s() -> float:
-    """As :func:`spawn_s`, with the fork server up."""
+    """Return the seconds as :func:`spawn_s`, with the fork server up."""
     world, other = get_world("gloo"), get_world("gloo")
     try:
         other.run(os.getpid, world_size=1)
@@ -62,7 +62,7 @@ def pool_s() -> float:
 
 
 def meetings_s(folder: str, rounds: int) -> dict[str, list[float]]:
-    """On each rank: leave the group, and meet again in each way."""
+    """Leave the group on each rank and meet again in each way; return the seconds by way."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     for turn in range(rounds):
@@ -83,7 +83,7 @@ def meetings_s(folder: str, rounds: int) -> dict[str, list[float]]:
 
 
 def restart_s() -> float:
-    """From the end of a worker of ``examples/elastic.py`` to the next step that it takes again."""
+    """Return the seconds from the end of a worker of ``examples/elastic.py`` to the next step after its restart."""
     with tempfile.TemporaryDirectory() as folder:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         train = ["--max-restarts", "1", str(ROOT / "examples" / "elastic.py"), "--folder", folder, "--pause", "0.2"]

@@ -1,9 +1,10 @@
-"""How fast PageRank is: the four published versions on random graphs, and the solver on the Debian packages.
+"""The speed of PageRank: the four published versions on random graphs, and the solver on the Debian packages.
 
-A version does K rounds, beside one round of itself: ``(T(K) - T(1)) / (K - 1)`` is a round without building the
-matrix. K is 200, and 20 for the slow versions: v1-coo, and the dense ones, which read N * N numbers a round. They need
-``--full`` on a CPU, as do the published graph (probability 0.05, 5 million edges) and the published O(N^3) fold of
-version 3. The result is compared with :func:`pagerank` at ``tol=1e-12``, so a fast wrong answer does not count.
+A version does K rounds, beside one round of itself: ``(T(K) - T(1)) / (K - 1)`` is the time of one round without
+building the matrix. K is 200, and 20 for the slow versions: v1-coo, and the dense ones, which read N * N numbers a
+round. The slow versions need ``--full`` on a CPU. So do the published graph (probability 0.05, 5 million edges) and the
+published O(N^3) fold of version 3. The result is compared with :func:`pagerank` at ``tol=1e-12``, so a fast wrong
+answer does not count.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def test_version(
     assert error <= 2 * DAMPING**rounds + (1e-10 if dtype is torch.float64 else 1e-4)
 
 
-# Solvers at one true error: networkx and the SciPy loop stop at the step that guarantees what pagerank does.
+# Solvers at one true error: networkx and the SciPy loop stop at the step that guarantees pagerank's error.
 
 
 def ours(tol: float) -> np.ndarray:

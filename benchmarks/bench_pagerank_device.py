@@ -1,9 +1,10 @@
-"""How near PageRank comes to the least time that its bytes need, dense and sparse.
+"""The time of PageRank beside the least time that its bytes need, dense and sparse.
 
-The floor of a dense round is ``4 N**2`` bytes, that of a sparse one 4 bytes an edge (its id; every other number is read
-or written once for a node), both over the bandwidth of a copy on the same device, which counts the bytes read and
-written. "gather" is one ``values[ids]`` of torch with as many random ids as the graph has edges. Targets on a GPU:
-dense within 1.25 of its floor, sparse within 2. On the CPU everything is small and shows that it works.
+The floor of a dense round is ``4 N**2`` bytes. The floor of a sparse round is 4 bytes an edge, for its id; every other
+number is read or written once for a node. Both are divided by the bandwidth of a copy on the same device, which counts
+the bytes read and written. "gather" is one ``values[ids]`` of torch with as many random ids as the graph has edges.
+Targets on a GPU: dense within 1.25 of its floor, sparse within 2. On the CPU everything is small and only shows that it
+works.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.world_size(1)
 
 @functools.cache
 def copied_per_s(device: torch.device) -> float:
-    """Bytes read and written by a copy within the device, a second: the median of some copies."""
+    """Return the bytes that a copy within the device reads and writes in a second, as a median of some copies."""
     source = torch.rand(2**28 if device.type == "cuda" else 2**22, device=device)
     target, taken = torch.empty_like(source), []
     for _ in range(8):
@@ -58,7 +59,7 @@ def rmat_graph(scale: int) -> Graph:
 def test_dense_round(
     rank_benchmark: Any, device: torch.device, full: bool, version: Callable[..., torch.Tensor]
 ) -> None:
-    """201 rounds and one: a round is a 200th of the difference."""
+    """Time 201 rounds and one round: one round is a 200th of the difference."""
     n = (40_000 if full else 10_000) if device.type == "cuda" else 500
     graph = document_graph(n, mean_degree=10)
 
@@ -79,7 +80,7 @@ def test_dense_round(
 def test_sparse_round(
     rank_benchmark: Any, device: torch.device, kernel: Any, make: Callable[[int], Graph], dtype: torch.dtype
 ) -> None:
-    """Some rounds, beside one ``values[ids]`` of torch with as many random ids for each of them."""
+    """Time some rounds, each beside one ``values[ids]`` of torch with as many random ids."""
     graph = make(20 if device.type == "cuda" else 12)
     n = graph.num_nodes
     start = torch.full((n,), 1 / n, dtype=torch.float64, device=device)

@@ -1,8 +1,9 @@
 """Our pipeline and the same schedule of torch.distributed.pipelining, step by step in turn, in one run.
 
-Both have the same weights, data and stages on the same ranks. Then stages that sleep: their step is compared with
-``(m + p - 1) * (3 T + c)`` for m micro-batches, p stages, T seconds of a forward pass, 2 T of a backward pass; c is
-what everything else of a pair of passes costs, from steps with half of T that take turns with them.
+Both have the same weights, data and stages on the same ranks. A second benchmark has stages that sleep. Their step is
+compared with ``(m + p - 1) * (3 T + c)`` for m micro-batches, p stages, T seconds of a forward pass and 2 T of a
+backward pass. c is the remaining cost of a pair of passes; it is measured by steps with half of T that take turns with
+the others.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def mlp() -> nn.Sequential:
 def torch_step(
     schedule: str, layers: nn.Module, n_microbatches: int, rank: int, world_size: int, device: torch.device
 ) -> Callable[[Tensor, Tensor], object]:
-    """A step of torch's schedule."""
+    """Return a function that does one step of torch's schedule."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     stage = PipelineStage(layers, rank, world_size, device)
@@ -49,7 +50,7 @@ def torch_step(
 @pytest.mark.benchmark(group="pipeline")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("n_microbatches", MICROBATCHES, ids="{}microbatches".format)
-@pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
+@pytest.mark.filterwarnings("ignore")  # torch's own warnings about its internals
 def test_pipeline(
     rank_benchmark: Any, device: torch.device, rank: int, world_size: int, schedule: str, n_microbatches: int
 ) -> None:
@@ -77,7 +78,7 @@ def test_pipeline(
 
 
 class Sleep(torch.autograd.Function):
-    """Sleeps forwards, and twice as long backwards."""
+    """A function that sleeps forwards, and twice as long backwards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:

@@ -1,7 +1,8 @@
-"""What clipping over ranks and a scaler that agrees cost beside torch's own, and what half precision saves.
+"""The cost of clipping over ranks and of a scaler that agrees, beside torch's own, and the savings of half precision.
 
-Ours sends one message for each; torch's sends none, and sees its own rank alone; so does ``agree=False``.
-``saved_ratio = half_bytes / full_bytes``: bytes of activations kept for backward, counted not timed.
+Our clipping and our scaler send one message each. torch's send none and see only their own rank; so does
+``agree=False``. ``saved_ratio = half_bytes / full_bytes``: bytes of activations kept for backward, counted and not
+timed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pdlcheck.primitives import ConvNet, DistributedGradScaler, LeNet, clip_grad
 
 pytestmark = pytest.mark.between_ranks
 
-WIDTHS = {20: 256, 200: 30}  # tensors of the model: width of its layers
+WIDTHS = {20: 256, 200: 30}  # number of tensors of the model: width of its layers
 
 
 @pytest.mark.benchmark(group="clipping")
 @pytest.mark.parametrize("tensors", [200, pytest.param(20, marks=pytest.mark.full)], ids="{}tensors".format)
 def test_clipping(rank_benchmark: Any, device: torch.device, tensors: int) -> None:
-    """A clip that is active, on gradients that every rank holds."""
+    """Time a clip that is active, on gradients that every rank holds."""
     model = layers(tensors, device)
     rank_benchmark(
         lambda: clip_grad_norm(model, 1.0),
@@ -37,7 +38,7 @@ def test_clipping(rank_benchmark: Any, device: torch.device, tensors: int) -> No
 @pytest.mark.benchmark(group="scaling")
 @pytest.mark.parametrize("tensors", [200, pytest.param(20, marks=pytest.mark.full)], ids="{}tensors".format)
 def test_scaling(rank_benchmark: Any, device: torch.device, tensors: int) -> None:
-    """Unscaling, a step of SGD and the update of the scale."""
+    """Time unscaling, a step of SGD and the update of the scale."""
     model = layers(tensors, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     scalers = {"ours": DistributedGradScaler(device.type), "torch": torch.amp.GradScaler(device.type)}
@@ -68,7 +69,10 @@ def fill(model: nn.Module) -> None:
 @pytest.mark.benchmark(group="saved activations")
 @pytest.mark.parametrize("net", [LeNet, ConvNet])
 def test_saved_activations(benchmark: Any, net: type[nn.Module]) -> None:
-    """The rest above one half: the images, the softmax in float32, and indices of max pooling, 8 bytes each."""
+    """Count the saved bytes.
+
+    The part above one half is the images, the softmax in float32, and indices of max pooling with 8 bytes each.
+    """
     model, images = net(), torch.rand(256, 1, 8, 8)
 
     def kept(half: bool) -> int:

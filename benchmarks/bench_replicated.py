@@ -1,6 +1,6 @@
 """A training step of DataParallel beside the plain module, and beside torch's on CUDA; and the memory of each worker.
 
-On CPU all workers share the cores: a row shows what copying, cutting and threads cost there, not a speed-up.
+On CPU all workers share the cores, so a row shows the cost of copying, splitting and threads, not a speed-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from pdlcheck.primitives import DataParallel, memory_by_worker
 
-WIDTHS = {"33MB": 1660, "1MB": 288}  # of three layers
+WIDTHS = {"33MB": 1660, "1MB": 288}  # width of three layers
 
 pytestmark = pytest.mark.world_size(1)
 

@@ -19,14 +19,14 @@ NBYTES = 64 << 20  # larger than most caches
 
 @pytest.mark.benchmark(group="roof")
 def test_copy_in_memory(rank_benchmark: Any, device: torch.device) -> None:
-    """Each rank reads and writes ``NBYTES / 2``: ``algbw`` is the bandwidth of one rank beside the others."""
+    """Read and write ``NBYTES / 2`` on each rank: ``algbw`` is the bandwidth of one rank beside the others."""
     source, target = (torch.zeros(NBYTES // 8, device=device) for _ in range(2))
     rank_benchmark(target.copy_, source, nbytes=NBYTES)
 
 
 @pytest.fixture
 def connection(rank: int, world_size: int) -> Iterator[socket.socket | None]:
-    """A TCP connection between the first and the last rank; None on the others."""
+    """Yield a TCP connection between the first and the last rank; None on the others."""
     if world_size == 1:
         pytest.skip("a connection needs two ranks")
     processes: list[Any] = [None] * world_size
@@ -49,7 +49,7 @@ def connection(rank: int, world_size: int) -> Iterator[socket.socket | None]:
 
 
 def _own_address() -> str:
-    """That by which the other ranks reach this host."""
+    """Return the address by which the other ranks reach this host."""
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     with socket.create_connection(where) as probe:
         return str(probe.getsockname()[0])
@@ -57,7 +57,7 @@ def _own_address() -> str:
 
 @pytest.mark.benchmark(group="roof")
 def test_socket(rank_benchmark: Any, rank: int, world_size: int, connection: socket.socket | None) -> None:
-    """From the first rank to the last, and one byte back."""
+    """Time the bytes from the first rank to the last, and one byte back."""
     data = bytearray(NBYTES // 4)
 
     def send() -> None:
@@ -79,7 +79,7 @@ def test_socket(rank_benchmark: Any, rank: int, world_size: int, connection: soc
 @pytest.mark.benchmark(group="roof")
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
 def test_copy_to_device(rank_benchmark: Any, device: torch.device, pinned: bool) -> None:
-    """Over PCIe or NVLink, from the memory of the host."""
+    """Time a copy over PCIe or NVLink, from the memory of the host."""
     source = torch.zeros(NBYTES // 4, pin_memory=pinned)
     target = torch.zeros(NBYTES // 4, device=device)
     rank_benchmark(target.copy_, source, nbytes=NBYTES)

@@ -1,4 +1,4 @@
-"""The indices of an epoch and the digest of what was loaded, on one rank: ours beside torch's sampler."""
+"""The indices of an epoch and the digest of the loaded data, on one rank: ours beside torch's sampler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.world_size(1)
 
 @pytest.mark.benchmark(group="samplers")
 def test_sampler(rank_benchmark: Any) -> None:
-    """A rank's quarter of a million shuffled indices."""
+    """Time a rank's quarter of a million shuffled indices."""
     data = range(SAMPLES)
     ours = ShardSampler(data, num_replicas=REPLICAS, rank=1)
     theirs = DistributedSampler(data, num_replicas=REPLICAS, rank=1)  # type: ignore[arg-type]  # it has a length

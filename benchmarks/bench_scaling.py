@@ -1,6 +1,6 @@
-"""How a training step scales: strong and weak scaling by ranks, and processes beside threads.
+"""The scaling of a training step: strong and weak scaling by ranks, and processes beside threads.
 
-Strong scaling: the global batch stays, each rank has its part. Weak scaling: the batch of a rank stays.
+Strong scaling: the global batch stays, and each rank has its part. Weak scaling: the batch of a rank stays.
 Run them with several numbers of ranks, as in ``pdlcheck bench scaling --ranks 1,2,4``.
 """
 
@@ -17,14 +17,14 @@ from pdlcheck.primitives import broadcast_parameters, sync_gradients
 
 pytestmark = pytest.mark.from_one_rank
 
-BATCH = 512  # of all ranks together, or of one
+BATCH = 512  # of all ranks together (strong scaling), or of each rank (weak scaling)
 WIDTH, LAYERS = 512, 4
 STEPS = 4  # in one sample
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """One thread in each rank, however many there are: else one rank would have the cores of all."""
+    """Use one thread in each rank, for any number of ranks: else a single rank would use the cores of all."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def test_weak_scaling(rank_benchmark: Any, model: nn.Module, device: torch.devic
 def test_processes_and_threads(
     rank_benchmark: Any, model: nn.Module, device: torch.device, world_size: int, threads: int
 ) -> None:
-    """The work stays, no rank waits for another one: what cores, and too many threads for them, make of it."""
+    """Time the same total work without synchronisation, which shows the effect of cores and of too many threads."""
     if device.type != "cpu":
         pytest.skip("threads compute on the CPU")
     before = torch.get_num_threads()
@@ -63,7 +63,7 @@ def test_processes_and_threads(
 
 @pytest.fixture
 def model(device: torch.device) -> nn.Module:
-    """A perceptron, the same on all ranks."""
+    """Return a perceptron that is the same on all ranks."""
     layers = (m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
     made = nn.Sequential(*layers).to(device)
     broadcast_parameters(made)
@@ -71,7 +71,7 @@ def model(device: torch.device) -> nn.Module:
 
 
 def steps(model: nn.Module, device: torch.device, batch: int, synchronised: bool) -> None:
-    """Steps of SGD with the gradients summed over ranks."""
+    """Take steps of SGD with the gradients averaged over the ranks, or not."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     inputs = torch.ones(batch, WIDTH, device=device)
     for _ in range(STEPS):

@@ -21,18 +21,18 @@ from pdlcheck.primitives import broadcast_parameters, sync_gradients
 
 pytestmark = pytest.mark.between_ranks
 
-WIDTHS = {20: 256, 200: 30}  # tensors of the model: width of its layers
+WIDTHS = {20: 256, 200: 30}  # number of tensors of the model: width of its layers
 
 
 def loop(model: nn.Module) -> None:
-    """One all_reduce for each parameter."""
+    """Call one all_reduce for each parameter."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
 
 
 def coalesced(model: nn.Module) -> None:
-    """One call of torch for all parameters."""
+    """Make one call of torch for all parameters."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     dist.all_reduce_coalesced(gradients)
     for gradient in gradients:
@@ -48,7 +48,7 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 def mlp(tensors: int) -> nn.Module:
-    """A layer has two tensors."""
+    """Return a perceptron; a layer has two tensors."""
     width = WIDTHS[tensors]
     return nn.Sequential(*(m for _ in range(tensors // 2) for m in (nn.Linear(width, width), nn.Tanh())))
 
@@ -76,7 +76,7 @@ def test_gradient_sync(rank_benchmark: Any, device: torch.device, rank: int, wor
     expected = gradient(models["loop"])
     for name in ("flat", "coalesced", "ddp"):
         off = float((gradient(models[name]) - expected).norm() / expected.norm())
-        assert off < 1e-5, f"a fast wrong answer does not count: {name} is off by {off}"  # float32 sums
+        assert off < 1e-5, f"a fast wrong answer does not count: {name} is off by {off}"  # sums in float32
 
 
 def gradient(model: nn.Module) -> Tensor:
@@ -84,7 +84,7 @@ def gradient(model: nn.Module) -> Tensor:
 
 
 def broadcasts(model: nn.Module) -> None:
-    """One broadcast for each tensor."""
+    """Call one broadcast for each tensor."""
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), 0)
 

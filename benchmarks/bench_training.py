@@ -1,4 +1,4 @@
-"""Epochs of the function network: our loops against the barest one, and gradients synchronised every k-th step.
+"""Epochs of the function network: our loops against a minimal loop, and gradients synchronised every k-th step.
 
 The ways take turns in one run. ``T(k) = T0 + Ts / k`` is fitted to k = 1, 2, 4, 10, never by
 :mod:`pdlcheck.benchmarking.experiments`.
@@ -25,7 +25,7 @@ from pdlcheck.primitives import (
 )
 
 BATCH = 1000
-EPOCHS = 1  # of one sample, the start of the replicas included
+EPOCHS = 1  # of one sample, including the start of the replicas
 EVERY = (1, 2, 4, 10, None)
 MSE = nn.MSELoss()
 SGD = functools.partial(torch.optim.SGD, lr=0.01)
@@ -33,7 +33,7 @@ Data = tuple[Tensor, Tensor]
 
 
 def floor(data: Data) -> None:
-    """The arithmetic alone: slices of the data in their order, no loss kept, no other rank."""
+    """Do only the arithmetic: slices of the data in their order, without losses and other ranks."""
     model = FunctionNet().to(data[0].device)
     optimizer = SGD(model.parameters())
     for _ in range(EPOCHS):
@@ -62,7 +62,7 @@ def test_epoch_against_the_floor(rank_benchmark: Any, device: torch.device) -> N
 
 
 def naive(model: nn.Module, sync_every: int | None, step: int) -> None:
-    """One all_reduce for each parameter."""
+    """Call one all_reduce for each parameter."""
     if sync_every is not None and (step + 1) % sync_every == 0:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -83,7 +83,7 @@ def test_sync_every(
     world_size: int,
     sync: Callable[[nn.Module, int | None, int], None],
 ) -> None:
-    """An epoch in which every rank has its part of the samples, batches of 1000 on each."""
+    """Time an epoch in which every rank has its part of the samples, with batches of 1000 on each."""
     inputs, targets = (part.tensor_split(world_size)[rank].to(device) for part in function_samples())
     batches = list(zip(inputs.split(BATCH), targets.split(BATCH), strict=True))
     models = {k: FunctionNet().to(device) for k in EVERY}

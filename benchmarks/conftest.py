@@ -1,4 +1,4 @@
-"""Options and fixtures of the benchmark suites. ``pdlcheck bench`` runs them, and so does ``pytest benchmarks``."""
+"""Options and fixtures of the benchmark suites, for ``pdlcheck bench`` and ``pytest benchmarks``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-collect_ignore = ["comparisons"]  # programs of their own
+collect_ignore = ["comparisons"]  # these are separate programs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what measures on ranks with each number of ranks of ``--ranks``."""
+    """Run benchmarks that use ranks with each number of ranks in ``--ranks``."""
     if "rank_benchmark" in metafunc.fixturenames and metafunc.definition.get_closest_marker("world_size") is None:
         sizes = {int(size) for size in metafunc.config.getoption("--ranks").split(",")}
         if metafunc.definition.get_closest_marker("from_one_rank"):
@@ -47,11 +47,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    machine_info.pop("node", None)  # results are published: what the machine is matters, not its name
+    machine_info.pop("node", None)  # results are published: the hardware matters, not the host name
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say in words what was compared inside one benchmark, which the table of times does not show."""
+    """Print the comparisons inside one benchmark, which the table of times does not show."""
     session = getattr(config, "_benchmarksession", None)
     rows = [bench.extra_info["row"] for bench in session.benchmarks if "row" in bench.extra_info] if session else []
     if rows:
@@ -61,18 +61,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
-    commit_info["project"] = "pdlcheck"  # else the name of the folder that it was cloned into
+    commit_info["project"] = "pdlcheck"  # else pytest-benchmark uses the name of the clone's folder
 
 
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
-    """True where ``--full`` asks for everything."""
+    """Return whether ``--full`` was given."""
     return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Record hardware, versions and how busy the machine was, before and after."""
+    """Record hardware, versions and the load of the machine, before and after."""
     if "benchmark" not in request.fixturenames or "rank_benchmark" in request.fixturenames:
         yield
         return

@@ -1,8 +1,8 @@
-"""Breaks one line of a primitive at a time and shows that a suite fails, and what a person then reads.
+"""Break one line of a primitive at a time; check that a suite fails, and show the failure that a user then reads.
 
 Usage: python ci/break_primitives.py [--only TEXT] [--world sim]
 
-Each mutation in ci/mutations/ names a file, a line in it, the broken line, and the suite that must notice.
+Each mutation in ci/mutations/ names a file, a line in it, the broken line, and the suite that must fail.
 The suite runs on a copy of the project; the working tree is not touched. Exit code 1 if a mutation survives.
 """
 
@@ -68,7 +68,7 @@ def _run(mutation: dict[str, str], world: str) -> tuple[bool, list[str]]:
     lines = done.stdout.splitlines()
     told = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
     replay = [f"replay          {line}" for line in lines if line.startswith("pytest ")]
-    killed = [f"the suite died by signal {-done.returncode}"] if done.returncode < 0 else []  # memory overwritten
+    killed = [f"the suite died by signal {-done.returncode}"] if done.returncode < 0 else []  # after a memory error
     return done.returncode == 1 or bool(killed), killed + told[:7] + replay[:1]
 
 

@@ -1,9 +1,9 @@
-"""Run every faulty program of the catalogue in the simulated world, on gloo alone and on watched gloo.
+"""Run every faulty program of the catalogue in the simulated world, on bare gloo and on watched gloo.
 
     python ci/catalogue.py [--only TEXT] [--repeat N] [--write]
 
-Prints a line for each program and the sums; ``--write`` makes ``docs/catalogue.md`` of it. Fails if a right twin
-fails on gloo and is not known to.
+Prints a line for each program, and totals. ``--write`` makes ``docs/catalogue.md`` from them. Fails if a correct twin
+fails on gloo, except for the twins that are known to fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from catalogue_page.page import NO_FAULT, NOT_ON_GLOO, Seen, counts, page  # noqa: E402  # after the path
+from catalogue_page.page import NO_FAULT, NOT_ON_GLOO, Seen, counts, page  # noqa: E402  # needs the path above
 from catalogue_page.shown import classify, same_values  # noqa: E402
 
 from pdlcheck.worlds import get_world  # noqa: E402
@@ -31,15 +31,15 @@ from suites.meta.catalogue import FAULTS, Fault  # noqa: E402
 from suites.meta.catalogue.entry import lines_named_by  # noqa: E402
 
 PAGE = ROOT / "docs" / "catalogue.md"
-TIMEOUT_S = 3.0  # after it a program hangs
-PATIENT_S = 30.0  # for what must end
-AT_ONCE = 8  # most of the time they wait
+TIMEOUT_S = 3.0  # a program that runs longer counts as hanging
+PATIENT_S = 30.0  # for programs that must end
+AT_ONCE = 8  # programs wait most of the time
 PRELOAD = ("suites.meta.catalogue", "torch.nn.parallel", "torch.distributed.tensor", "torch.distributed.device_mesh")
 _here = threading.local()
 
 
 def outcome(run: Callable[[], list[Any]]) -> Exception | list[Any]:
-    """What the ranks return, or the error."""
+    """Return the results of the ranks, or the error."""
     try:
         return run()
     except Exception as error:
@@ -47,7 +47,7 @@ def outcome(run: Callable[[], list[Any]]) -> Exception | list[Any]:
 
 
 def in_simulation(fault: Fault) -> tuple[str, str, str]:
-    """The verdict, how many of the marked lines it names, and the first schedule that shows it."""
+    """Return the verdict, the count of marked lines that it names, and the first schedule that shows it."""
     for seed in range(fault.schedules):
         world = get_world("sim", seed=seed)
         found = outcome(lambda world=world: world.run(fault.program, False, world_size=fault.world_size))  # type: ignore[misc]
@@ -59,7 +59,7 @@ def in_simulation(fault: Fault) -> tuple[str, str, str]:
 
 
 def on_processes(fault: Fault, right: bool, *, watch: bool, timeout_s: float) -> BaseException | list[Any]:
-    """Run on new processes; each thread has worlds of its own."""
+    """Run on new processes; each thread has its own worlds."""
     if not hasattr(_here, "worlds"):
         _here.worlds = {on: get_world("gloo", watch=on, isolation="fresh") for on in (False, True)}
     world = _here.worlds[watch]
@@ -68,7 +68,7 @@ def on_processes(fault: Fault, right: bool, *, watch: bool, timeout_s: float) ->
 
 
 def look(fault: Fault, simulated: tuple[str, str, str], expected: list[Any], repeat: int) -> Seen:
-    """Run a program and its twin on gloo; ``expected`` is what the twin returns in the simulated world."""
+    """Run a program and its twin on gloo; ``expected`` holds the twin's results in the simulated world."""
     right = on_processes(fault, True, watch=False, timeout_s=PATIENT_S)
     if isinstance(right, BaseException):
         twin = classify(right, expected).text
@@ -89,11 +89,11 @@ def main() -> int:
     if options.write and options.only:
         parser.error("the page is written of all programs: leave --only out")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # for the ranks
+    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # inherited by the ranks
     start = time.perf_counter()
     forkserver.start(preload=PRELOAD)
     faults = [fault for fault in FAULTS if options.only in fault.name]
-    # one after the other and before the threads: the simulated world takes the place of torch.distributed meanwhile
+    # runs before the threads start, one at a time: the simulated world replaces torch.distributed meanwhile
     simulated = [in_simulation(fault) for fault in faults]
     twins = [get_world("sim").run(fault.program, True, world_size=fault.world_size) for fault in faults]
     print(f"simulated {len(faults)} programs and their twins in {time.perf_counter() - start:.0f} s", flush=True)
@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def tell(each: Seen) -> bool:
-    """Print one program; always true."""
+    """Print one program; return True."""
     schedule = f" in schedule {each.schedule}" if each.schedule not in ("", "1") else ""
     lines = f", lines {each.lines}" if each.lines else ""
     print(f"{each.fault.name:46} sim {each.sim}{schedule}{lines}; gloo {each.on_gloo}; watched {each.watched.text}")

@@ -4,13 +4,13 @@ Run `apt-get update` first, then `python ci/derive_debian_graph.py`. It reads `a
 `pdlcheck/primitives/pagerank/datasets/debian_bookworm.npz`; the same lists give the same bytes.
 
 Rules:
-- A node is a package of the archive (its Filename lies under pool/; what was installed by hand does not
-  count), in the version that apt would install. Nodes are sorted by name.
+- A node is a package of the archive, in the version that apt would install. Packages whose Filename does not lie under
+  pool/ were installed by hand and do not count. Nodes are sorted by name.
 - Depends and Pre-Depends count. Versions, architectures and build profiles of an item are ignored.
-- Every alternative of an item `a | b` counts that exists: which one gets installed depends on the machine.
-- The name of a package means that package; a name that no package has is virtual and means all packages
-  that provide it.
-- An item that nothing in the archive satisfies is dropped. One edge per pair of packages.
+- Every existing alternative of an item `a | b` counts, because the installed one depends on the machine.
+- The name of a package means that package. A name that no package has is virtual and means all packages that provide
+  it.
+- An item that no package of the archive satisfies is dropped. There is one edge per pair of packages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS = ("Package", "Filename", "Depends", "Pre-Depends", "Provides")
 
 
 def stanzas(text: str) -> Iterator[dict[str, str]]:
-    """One dict per package, of the fields that matter; a field goes on in lines that start with a blank."""
+    """Yield one dict per package, with the fields that matter; a line that starts with a blank continues a field."""
     for block in text.split("\n\n"):
         lines = re.sub(r"\n[ \t]+", " ", block).splitlines()
         fields = dict(line.split(": ", 1) for line in lines if ": " in line)
@@ -41,13 +41,13 @@ def stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def names_in(item: str) -> list[str]:
-    """Package names of the alternatives in `a (>= 1) | b:any`."""
+    """Return the package names of the alternatives in `a (>= 1) | b:any`."""
     found = (re.match(r"\s*([a-z0-9][a-z0-9.+-]*)", part) for part in item.split("|"))
     return [match.group(1) for match in found if match]
 
 
 def dependency_graph(text: str) -> Graph:
-    """The graph of the module's rules."""
+    """Return the graph that the rules of the module define."""
     packages = {p["Package"]: p for p in stanzas(text) if p["Filename"].startswith("pool/")}
     names = sorted(packages)
     index = {name: i for i, name in enumerate(names)}

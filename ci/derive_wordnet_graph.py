@@ -6,9 +6,9 @@ Run `apt-get download wordnet-base && dpkg-deb -x wordnet-base_*.deb FOLDER`, th
 
 Rules:
 - A node is a synset of data.noun, data.verb, data.adj, data.adv, in this order and in the order of their lines.
-- Its name is that of its first word in lower case, its type, and the number of the sense in index.noun and so on.
-- An edge is a pointer of its entry, of any kind, between words or synsets; those that repeat a pair of synsets stay.
-- The licence is the head of data.noun, whose lines are numbered there.
+- Its name consists of its first word in lower case, its type, and the number of the sense in index.noun and so on.
+- An edge is a pointer of its entry, of any kind, between words or synsets. Repeated pairs of synsets are kept.
+- The licence is the head of data.noun, without its line numbers.
 
 Source: wndb(5WN), which defines the files.
 """
@@ -29,22 +29,22 @@ FILES = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
 
 
 def pointer_graph(folder: Path) -> Graph:
-    """The graph of the module's rules."""
+    """Return the graph that the rules of the module define."""
     node: dict[tuple[str, str], int] = {}
     names, pointers = [], []
     for kind, file in FILES.items():
         senses = _senses(folder / f"index.{file}")
         for line in (folder / f"data.{file}").read_text("ascii").splitlines():
-            if line.startswith(" "):  # the licence
+            if line.startswith(" "):  # a line of the licence
                 continue
             offset, _, synset_type, words, *fields = line.partition("|")[0].split()
-            word = re.sub(r"\(\w+\)$", "", fields[0]).lower()  # without the place where an adjective may stand
+            word = re.sub(r"\(\w+\)$", "", fields[0]).lower()  # without the syntactic marker of an adjective
             names.append(f"{word}.{synset_type}.{senses[word].index(offset) + 1:02}")
             node[kind, offset] = len(node)
             count = 2 * int(words, 16)
             pointers.append(fields[count + 1 : count + 1 + 4 * int(fields[count])])
     src, dst = [], []
-    for i, fields in enumerate(pointers):  # of four: symbol, offset, kind, the words at both ends
+    for i, fields in enumerate(pointers):  # groups of four fields: symbol, offset, kind, the words at both ends
         for offset, kind in zip(fields[1::4], fields[2::4], strict=True):
             src.append(i)
             dst.append(node[kind, offset])
@@ -52,13 +52,13 @@ def pointer_graph(folder: Path) -> Graph:
 
 
 def _senses(index: Path) -> dict[str, list[str]]:
-    """The offsets of each word's synsets, in order of the senses."""
+    """Return the offsets of each word's synsets, in the order of the senses."""
     lines = (line.split() for line in index.read_text("ascii").splitlines() if not line.startswith(" "))
     return {fields[0]: fields[-int(fields[2]) :] for fields in lines}
 
 
 def licence(folder: Path) -> str:
-    """The text at the head of a data file, without the numbers of its lines."""
+    """Return the text at the head of a data file, without the line numbers."""
     lines = (folder / "data.noun").read_text("ascii").splitlines()
     head = [re.sub(r"^ +\d+ ?", "", line).rstrip() for line in lines if line.startswith(" ")]
     return "\n".join(head) + "\n"

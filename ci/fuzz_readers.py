@@ -1,12 +1,12 @@
-"""Reads almost right files in every format, and almost right messages: nothing may crash, hang or take much memory.
+"""Read slightly damaged files and messages in every format: no reader may crash, hang or use much memory.
 
 Usage: python ci/fuzz_readers.py [--seconds 60] [--seed 0] [--only TARGET,TARGET] [--replay FILE --only TARGET]
 
-Hypothesis edits the examples in ci/fuzzing/corpus: files of edges in each format, packed ones, checkpoints, and what
-processes say to each other. A file of edges must become a graph that can be ranked or an error that names it, a
-checkpoint must be loaded or refused with all objects as they were, a stranger at the door of a launch must be refused.
-What breaks a reader is made smaller and written to the corpus, which is tried first from then on. Exit code 1 if
-something was found.
+Hypothesis edits the examples in ci/fuzzing/corpus: edge files in each format, compressed files, checkpoints, and
+messages between processes. An edge file must become a graph that can be ranked, or an error that names it. A checkpoint
+must be loaded, or refused with all objects unchanged. A stranger that connects to a launch must be refused.
+An input that breaks a reader is reduced and written to the corpus; later runs try it first. Exit code 1 if
+a reader broke.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rich.table import Table
 
 from pdlcheck.cores import usable_cores
 
-_START_S = 120.0  # of a child, on a busy machine
-_HANGS_S = 6 * LIMIT_S  # within C code, where the alarm of the child is not heard
+_START_S = 120.0  # start of a child on a busy machine
+_HANGS_S = 6 * LIMIT_S  # inside C code, where the child's alarm has no effect
 
 
 @dataclass(frozen=True)
 class Found:
-    """How often a reader was tried, and what broke it; empty if nothing did."""
+    """The number of executions of a reader, and its failure; ``words`` is empty if it did not fail."""
 
     target: str
     executions: int
@@ -49,7 +49,7 @@ class Found:
 
 
 def main() -> int:
-    """Fuzz; return the exit code."""
+    """Fuzz the readers; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60, help="in all, of each core; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def _fuzz(names: Sequence[str], seconds: float, options: argparse.Namespace) -> list[Found]:
-    """One after the other; a process that a reader has ended is replaced."""
+    """Fuzz the targets one after the other; replace a process that a reader has ended."""
     found: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="pdlcheck-fuzz-") as name:
         folder = Path(name)
@@ -89,7 +89,7 @@ def _fuzz(names: Sequence[str], seconds: float, options: argparse.Namespace) -> 
 
 
 def _child(names: Sequence[str], folder: Path, seconds: float, options: argparse.Namespace) -> list[Found]:
-    """The targets that one process came to; the last one may have ended it."""
+    """Return the results of the targets that one process reached; the last target may have ended it."""
     process = _start(folder, [str(folder), str(seconds), str(options.seed), ",".join(names), *options.plugin])
     hangs = threading.Event()
     watching = threading.Thread(target=_watch, args=(process, folder, hangs), daemon=True)
@@ -112,7 +112,7 @@ def _child(names: Sequence[str], folder: Path, seconds: float, options: argparse
         file = _kept(folder, name, options.corpus)
         how = f"hung for {_HANGS_S} s" if hangs.is_set() else f"was ended by {_signal(ended)}"
         words = f"the process that read it {how}\n{_errors(folder)[-2000:]}"
-        if file is None:  # it never came to read
+        if file is None:  # the process never began to read
             raise SystemExit(f"the fuzzer itself failed at {name}: {words}")
         found.append(Found(name, 0, time.monotonic() - began, words, file))
     process.stdout.close()
@@ -126,7 +126,7 @@ def _start(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
         [sys.executable, "-X", "faulthandler", "-m", "fuzzing.child", *arguments],
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
-        stderr=(folder / "stderr").open("w"),  # a pipe would be full while nobody reads it
+        stderr=(folder / "stderr").open("w"),  # no thread reads this stream, so a pipe would fill up
         text=True,
     )
 
@@ -147,7 +147,7 @@ def _watch(process: subprocess.Popen[str], folder: Path, hangs: threading.Event)
 
 
 def _kept(folder: Path, target: str, corpus: Path) -> Path | None:
-    """Put the file that was read last into the corpus."""
+    """Copy the file that was read last into the corpus."""
     found = next((folder / target).glob("file*"), None)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Other people's pytest plugins, each with a small project, with pdlcheck and without: the outcomes must be the same.
+"""Run a small project of each third-party pytest plugin, with pdlcheck and without; the outcomes must be equal.
 
     python ci/guests.py                  all plugins; each is installed into a temporary folder
     python ci/guests.py pytest-mock      one of them
@@ -37,7 +37,7 @@ def test_size():
     from mpi4py import MPI
     assert MPI.COMM_WORLD.size == 1
 """
-PLUGINS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {  # name: distributions, tests of its own, arguments
+PLUGINS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {  # name: distributions, tests, arguments
     "pytest-xdist": ((), "", ("-n", "2")),
     "pytest-cov": ((), "", ("--cov=test_a",)),
     "pytest-timeout": ((), "@pytest.mark.timeout(20)\ndef test_limited(): pass\n", ("--timeout=30",)),

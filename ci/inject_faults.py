@@ -1,12 +1,13 @@
-"""Injects seeded random faults into the ranks of real pytest runs and judges what pytest says of each.
+"""Inject seeded random faults into the ranks of real pytest runs, and check the report of each.
 
 Usage: python ci/inject_faults.py [--world gloo] [--count 500] [--seed 0] [--world-sizes 2,3,4] [--only N] [--load N]
 
-A rank is killed, crashes, is stopped, raises, exits, never answers, passes a wrong shape, runs out of memory, writes to
-descriptors that are not its own, leaves modes, processes, ports and shared memory behind, or the whole run gets a
-Ctrl-C, at a random moment: on one machine, under a launcher, or on two hosts. Every fault must be reported with the
-right rank and cause, in time; the next test must pass; no process, port, shared memory or file may remain. Exit code 1
-if one of these does not hold.
+At a random moment a rank is killed, crashes, is stopped, raises, exits, never answers, passes a wrong shape, runs out
+of
+memory, writes to descriptors that are not its own, or leaves modes, processes, ports and shared memory behind; or the
+whole run gets a Ctrl-C. The runs use one machine, a launcher, or two hosts. Every fault must be reported with the right
+rank and cause, in time. The next test must pass. No process, port, shared memory or file may remain. Exit code 1 if one
+of these requirements does not hold.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def main() -> int:
         faults = [fault for fault in faults if fault.kind in options.kinds.split(",")]
     if not faults:
         parser.error(f"--count {options.count} draws no fault of --kinds {options.kinds!r}: draw more, or other kinds")
-    can_enter()  # it forks: before there are threads
+    can_enter()  # forks, so it must run before threads start
     start = time.monotonic()
     with other_work(options.load):
         verdicts = _campaign(faults, options) if options.only is None else [_alone(faults[0], options)]
@@ -99,7 +100,7 @@ def _alone(fault: Fault, options: argparse.Namespace) -> Verdict:
 
 
 def _chunks(faults: Sequence[Fault]) -> Iterator[list[Fault]]:
-    """What can share a pytest run: a Ctrl-C can share none."""
+    """Yield groups of faults that can share a pytest run; a Ctrl-C cannot share one."""
     alone = [[fault] for fault in faults if fault.where == "run"]
     for watch in (True, False):
         group = [fault for fault in faults if fault.where != "run" and fault.watch is watch]

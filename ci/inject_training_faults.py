@@ -1,12 +1,12 @@
-"""Kills workers of a training under torchrun, and damages checkpoints; judges what becomes of the training.
+"""Kill workers of a training under torchrun, damage checkpoints, and check that the training recovers.
 
 Usage: python ci/inject_training_faults.py [--kills 100] [--torn 200] [--seed 0] [--world-sizes 2,3] [--jobs 2]
 
 A worker of examples/elastic.py is killed by SIGKILL at a drawn moment, also in the middle of writing a checkpoint, and
-torchrun starts the workers again: they must go on from the last checkpoint, hold after every step and at the end bit
-for bit the weights of a run that nobody disturbed, and leave no process and no temporary file. Several kills share a
-job. A damaged checkpoint must be refused with the same words on every rank, nothing of it loaded, and the previous one
-offered and intact. Exit code 1 if one of these does not hold.
+torchrun restarts the workers. They must resume from the last checkpoint. After every step and at the end they must hold
+bit for bit the weights of an undisturbed run, and they must leave no process and no temporary file. Several kills share
+a job. A damaged checkpoint must be refused with the same message on every rank. Nothing of it may be loaded, and the
+previous checkpoint must be offered and intact. Exit code 1 if one of these requirements does not hold.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _kill(options: argparse.Namespace, sizes: Sequence[int]) -> list[Verdict]:
 
 
 def _until_all_struck(kills: list[Kill], world_size: int, steps: int, reference: Job) -> list[Verdict]:
-    """Jobs until each kill was delivered: a training may end before the moment of one comes."""
+    """Run jobs until each kill was delivered, because a training may end before the moment of a kill."""
     verdicts: list[Verdict] = []
     for _ in range(4):
         job = run_job(kills, world_size, steps)

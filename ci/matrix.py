@@ -2,8 +2,8 @@
 
     python ci/matrix.py [-k WORD] [--write]
 
-Prints a row for each feature, a column for each semantics; ``--write`` makes ``docs/coverage.md`` of it. Fails if a
-cell does.
+Prints a row for each feature, with a column for each semantics. ``--write`` makes ``docs/coverage.md`` from them. Fails
+if a cell fails.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what torch tells about the CPU is its own affair
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's messages about the CPU are irrelevant here
 
-from suites.meta import coverage  # noqa: E402  # after the path
+from suites.meta import coverage  # noqa: E402  # needs the path above
 from suites.meta.coverage.page import Row, counts, page, tables  # noqa: E402
 
 PAGE = ROOT / "docs" / "coverage.md"

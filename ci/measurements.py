@@ -1,12 +1,12 @@
-"""Make the tables of docs/measurements.md of benchmarks/measurements.toml and the runs in benchmarks/results.
+"""Make the tables of docs/measurements.md from benchmarks/measurements.toml and the runs in benchmarks/results.
 
     python ci/measurements.py            print what would change; exit code 1 if something does
     python ci/measurements.py --write    write the page
 
-A row has what was measured, a figure, and a command, that of the row before where there is none. In the figure,
-``{time ROW}``, ``{ratio ROW / WAY}``, ``{fact NAME of ROW}`` and ``{busbw ROW of LIMIT}`` stand for what the run in
-``run`` says: the median, the ratio to a function that took turns, one of the facts, the bus bandwidth over a limit in
-GB/s. So these figures cannot differ from the run.
+A row has a description, a figure and a command; without a command it has that of the row before. A figure may contain
+``{time ROW}``, ``{ratio ROW / WAY}``, ``{fact NAME of ROW}`` and ``{busbw ROW of LIMIT}``. They are replaced by values
+of the run that ``run`` names: the median, the ratio to a function that took turns, one of the facts, and the bus
+bandwidth over a limit in GB/s. So these figures cannot differ from the run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def page(text: str, tables: dict[str, list[dict[str, str]]]) -> str:
-    """The page with each table between its two marks.
+    """Return the page with each table between its two marks.
 
     Raises:
         ValueError: a table has no marks on the page.
@@ -59,7 +59,7 @@ def page(text: str, tables: dict[str, list[dict[str, str]]]) -> str:
 
 
 def figure(row: dict[str, str]) -> str:
-    """The figure, with what stands for values of a run replaced by them."""
+    """Return the figure with the placeholders replaced by values of a run."""
     return re.sub(r"\{(time|ratio|fact|busbw) ([^}]+)\}", lambda found: _value(found[1], found[2], row), row["figure"])
 
 

@@ -2,12 +2,12 @@
 
     python ci/packaged_suites.py [--as owner|read-only|nobody] [--keep FOLDER] [PYTEST ARGUMENTS]
 
-Builds the wheel of this clone, makes a virtual environment that has only what the wheel requires (copied from the
-environment of this Python, so no network is needed) and calls ``pytest --pyargs pdlcheck.suites`` in an empty folder.
-All suites take six minutes on one free core.
+Builds the wheel of this clone and makes a virtual environment with only the requirements of the wheel. They are copied
+from the environment of this Python, so no network is needed. Then it calls ``pytest --pyargs pdlcheck.suites`` in an
+empty folder. All suites take six minutes on one free core.
 
 ``--as read-only``: the environment, the current folder and HOME cannot be written.
-``--as nobody``: the same, as another user, whose HOME does not exist; this needs root and ``setpriv``.
+``--as nobody``: the same, as another user whose HOME does not exist; this needs root and ``setpriv``.
 ``--keep FOLDER``: make the environment there and leave it; a later call uses it again, with a new wheel.
 
 The exit code is that of pytest. Any further argument is given to pytest, such as ``--world sim,gloo`` or ``-k ring``.
@@ -33,7 +33,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 NOBODY = 65534
-RUNS_ALONE = ("HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "NUMBA_CACHE_DIR")  # all that the run inherits
+RUNS_ALONE = ("HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "NUMBA_CACHE_DIR")  # the variables that the run inherits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_environment(folder: Path) -> Path:
-    """Return the Python of a virtual environment in ``folder`` that has what the wheel requires, and pip."""
+    """Return the Python of a virtual environment in ``folder`` that has pip and the requirements of the wheel."""
     python = folder / "bin" / "python"
     if python.exists():
         make_writable(folder)
@@ -72,7 +72,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def required(project: Path) -> list[Distribution]:
-    """Return the installed distributions that the dependencies of ``project`` name, without extras, and theirs."""
+    """Return the installed distributions that ``project`` depends on, directly or indirectly, without extras."""
     waiting = [*tomllib.loads(project.read_text())["project"]["dependencies"], "pip"]
     found: dict[str, Distribution] = {}
     while waiting:
@@ -90,7 +90,7 @@ def copy_distribution(found: Distribution, libraries: Path) -> None:
     for file in found.files or []:
         source = Path(str(file.locate()))
         if ".." in file.parts or not source.exists() or file.suffix == ".pyc":
-            continue  # scripts, which name another Python
+            continue  # scripts name another Python in their first line
         target = libraries / file
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -101,11 +101,11 @@ def copy_distribution(found: Distribution, libraries: Path) -> None:
 
 def install_wheel(python: Path, folder: Path) -> None:
     """Build the wheel of this clone in ``folder`` and install it with ``python``."""
-    source = folder / "source"  # setuptools writes beside what it builds
+    source = folder / "source"  # a copy, because setuptools writes beside its sources
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", "__pycache__", "build", "*.egg-info"))
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = ["wheel", "--no-deps", "--wheel-dir", folder, source]
-    if int(version("setuptools").partition(".")[0]) >= 77:  # else pip fetches one that can read pyproject.toml
+    if int(version("setuptools").partition(".")[0]) >= 77:  # pip must fetch a newer one
         build.insert(1, "--no-build-isolation")
     subprocess.run([*pip, *build], check=True, cwd=folder)
     (wheel,) = folder.glob("pdlcheck-*.whl")
@@ -130,7 +130,7 @@ def run_suites(python: Path, folder: Path, user: str, arguments: Sequence[str]) 
 
 
 def without_the_rights_of_root(*, other: bool) -> list[str]:
-    """Return what to put before a command that must not write where the modes of files forbid it."""
+    """Return the command prefix without which root could write where the file modes forbid it."""
     if not other:
         return ["setpriv", "--bounding-set", "-dac_override"]
     who = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]

@@ -1,9 +1,9 @@
-"""Run one file of thirty tests in every world and under every launcher; the verdicts must be the ones in its names.
+"""Run one file of thirty tests in every world and under every launcher; each test's name states its verdict.
 
     python ci/same_verdicts.py [--only TEXT]
 
-Prints one line for each way to run it. Two hosts (examples/ci/two_hosts.py) need root and iproute2. For srun a Slurm
-cluster is started: that needs root and Slurm. What this machine lacks is said, not failed.
+Prints one line for each way to run the file. Two hosts (examples/ci/two_hosts.py) need root and iproute2. For srun a
+Slurm cluster is started, which needs root and Slurm. A way that this machine cannot run is reported, and is no failure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Way:
 
 
 def command(*words: str, **variables: str) -> Callable[[list[str]], tuple[list[int], str]]:
-    """Run one command that ends in pytest's arguments."""
+    """Return a function that runs one command with pytest's arguments at its end."""
 
     def run(arguments: list[str]) -> tuple[list[int], str]:
         done = subprocess.run(
@@ -65,7 +65,7 @@ def torchrun(*options: str) -> list[str]:
 
 
 def srun(*options: str) -> Callable[[list[str]], tuple[list[int], str]]:
-    """On a Slurm cluster of two nodes, both of them this machine."""
+    """Return a function that runs the file on a Slurm cluster whose two nodes are both this machine."""
 
     def run(arguments: list[str]) -> tuple[list[int], str]:
         with slurm.slurm_cluster(nodes=2) as variables:
@@ -96,7 +96,7 @@ def ways() -> list[Way]:
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """Test name without the world -> verdict, as the JUnit file has it; a test that is there twice is wrong."""
+    """Map each test name without its world to its verdict in the JUnit file; a repeated test is an error."""
     found: dict[str, str] = {}
     for case in ET.parse(path).getroot().iter("testcase"):
         name = (case.get("name") or "").replace("[sim", "[").replace("[gloo", "[").replace("[mpi", "[")
@@ -128,7 +128,7 @@ def main() -> int:
 
 
 def judge(way: Way) -> int:
-    """Run the file one way; print what differs. Returns 1 if anything does."""
+    """Run the file one way, print differences, and return 1 if there are any."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         files = [str(TESTS)] if "sim" in way.name else [str(TESTS), str(DYING)]

@@ -2,8 +2,8 @@
 
 Usage: python ci/systems.py [--world sim,gloo,mpi] [--ranks 5] [--write]
 
-A row names the primitives, where they are verified, how many tests passed in which world, and what the saved benchmarks
-say. ``--write`` makes docs/systems.md of it. Exit code 1 if a test failed, or a system has none.
+A row shows the primitives, the tests that verify them, the number of passed tests in each world, and the saved
+benchmarks. ``--write`` makes docs/systems.md from the rows. Exit code 1 if a test failed, or a system has no tests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _run(arguments: list[str], where: str) -> Tests:
-    """The outcome of each test of one session."""
+    """Return the outcome of each test of one session."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.json"
         print(f"the suites {where}", file=sys.stderr, flush=True)
@@ -70,7 +70,7 @@ def _run(arguments: list[str], where: str) -> Tests:
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "ci")])},
             stdout=sys.stderr,
-            check=False,  # what failed is in the file
+            check=False,  # the file lists the failures
         )
         found: Tests = json.loads(file.read_text())
         return found
@@ -101,7 +101,7 @@ def _measured(names: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _saved_rows() -> dict[str, str]:
-    """What each benchmark compared when it was saved last, by its name."""
+    """Return the comparison that each benchmark saved last, by the name of the benchmark."""
     runs = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     saved = sorted((run for run in runs if "benchmarks" in run), key=lambda run: run["datetime"])
     found = {}

@@ -2,11 +2,11 @@
 
     torchrun --nproc-per-node 2 examples/convnet_ddp.py
 
-and on two machines that share the folder of the checkpoints, each with its own --node-rank:
+On two machines that share the folder of the checkpoints, give each its own --node-rank:
 
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr HOST --master-port 29500 examples/convnet_ddp.py
 
-The table at the end has the SHA-256 of what each rank loaded side by side; one that another rank has too is marked.
+The table at the end shows the SHA-256 of the data that each rank loaded. It marks a digest that two ranks share.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def train(options: argparse.Namespace, device: torch.device, loaded: dict[str, l
     model, sampler = DistributedDataParallel(ConvNet().to(device)), ShardSampler(data)
     loader = DataLoader(data, 100 // dist.get_world_size(), sampler=sampler, generator=torch.Generator())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scaler = DistributedGradScaler(device.type, enabled=half == torch.float16)  # bfloat16 needs none
+    scaler = DistributedGradScaler(device.type, enabled=half == torch.float16)  # bfloat16 needs no loss scaling
     parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler, "sampler": sampler}
     newest, taken = latest_checkpoint(options.checkpoints), 0
     if newest is not None:
@@ -70,6 +70,6 @@ if __name__ == "__main__":
         model = train(options, device, loaded).eval()
         images, labels = digits(train=False)
         right = (model(images.to(device)).argmax(1).cpu() == labels).double().mean().item()
-        if loaded:  # by this call
+        if loaded:  # loaded by this call
             say(shard_digest_table({epoch: gather_shard_digests(batches) for epoch, batches in loaded.items()}))
         say(f"{right:.1%} read right, weights {shard_digest(model.state_dict().values())[:16]}")

@@ -1,14 +1,14 @@
-"""Training that goes on from its last checkpoint when a worker is killed, and ends with the same weights.
+"""Training that resumes from its last checkpoint when a worker is killed, and ends with the same weights.
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 2 --max-restarts 9 examples/elastic.py --folder checkpoints --pause 0.2
 
-and, while it trains, in another terminal: kill -9 with one of the process numbers that it prints. On several machines,
-of which some may fail, each starts the same with --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT in place of
---standalone; a batch is split over the workers that are left.
+While it trains, run kill -9 in another terminal with one of the process ids that it prints. To use several machines of
+which some may fail, start it on each with --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT in place of
+--standalone. A batch is then split over the remaining workers.
 
-Without the variable, workers that start again meet in the store of those before them, where they may find addresses
-of processes that are gone, and wait for them: https://github.com/pytorch/pytorch/issues/135712.
+Without the variable, restarted workers use the store of the workers before them. There they may find addresses of
+processes that have ended, and wait for them: https://github.com/pytorch/pytorch/issues/135712.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def train(folder: str, steps: int, save_every: int, pause: float) -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     for step in resumable_steps(folder, steps=steps, save_every=save_every, **parts):
-        epoch, batch = divmod(step, SAMPLES // BATCH)  # the position in the data follows from the step
+        epoch, batch = divmod(step, SAMPLES // BATCH)  # the step determines the position in the data
         order = shard_indices(SAMPLES, rank=0, world_size=1, epoch=epoch)
         mine = order.split(BATCH)[batch].tensor_split(world_size)[rank]
         optimizer.zero_grad()
@@ -58,7 +58,7 @@ def train(folder: str, steps: int, save_every: int, pause: float) -> None:
 
 
 def say(line: str) -> None:
-    """In one piece: the ranks share a terminal, and torchrun starts them unbuffered."""
+    """Print the line in one write: the ranks share a terminal, and torchrun starts them unbuffered."""
     print(f"{line}\n", end="", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""How each example joins the ranks of whoever started it: torchrun, mpiexec, or nobody."""
+"""The process group of each example: under torchrun, under mpiexec, or in a single process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Under torchrun gloo, and nccl for CUDA tensors; under mpiexec MPI; else a world of one."""
+    """Open a process group: gloo (and nccl for CUDA) under torchrun, MPI under mpiexec, else a world of one rank."""
     if "RANK" in os.environ:  # torchrun
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     elif {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():  # mpiexec
@@ -28,6 +28,6 @@ def process_group() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print on rank 0 alone."""
+    """Print the text on rank 0 only."""
     if dist.get_rank() == 0:
         print(text, flush=True)

@@ -1,9 +1,10 @@
-"""Local SGD: every rank steps alone, the models are averaged every k-th step; the function network learns its function.
+"""Local SGD: every rank steps alone, and the models are averaged at every k-th step; the task is to fit a function.
 
     torchrun --nproc-per-node 4 examples/local_sgd.py --sync-every 10 --plot fit.svg
 
-Samples are dealt out unevenly, so ranks have different numbers of steps; leaving the ``with`` block, those that are
-done meet the others until all are. Without matplotlib (pip install 'pdlcheck[report]') the plot is text.
+The ranks have unequal numbers of samples, and so unequal numbers of steps. At the end of the ``with`` block, ranks that
+are done take part in the others' averages until all are done. Without matplotlib (pip install 'pdlcheck[report]') the
+plot is text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pdlcheck.primitives import FunctionNet, LocalSGD, function_samples
 
 def train(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, sync_every: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    shares = torch.arange(1, world_size + 1) + world_size  # the last rank has almost twice as much as the first
+    shares = torch.arange(1, world_size + 1) + world_size  # the last rank has almost twice as many samples as the first
     cuts = (shares.cumsum(0)[:-1] * len(data[0]) // shares.sum()).tolist()
     order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(0)).tensor_split(cuts)[rank]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -1,4 +1,4 @@
-"""The packages of Debian 12 on which most depends: PageRank of the dependency graph that pdlcheck carries.
+"""The Debian 12 packages that most others depend on: PageRank of the dependency graph that pdlcheck ships.
 
 python examples/pagerank.py --top 10
 """

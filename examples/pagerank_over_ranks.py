@@ -1,4 +1,4 @@
-"""The packages of Debian 12 on which most depends, ranked by several processes that share out the dependencies.
+"""The Debian 12 packages that most others depend on, ranked by several processes that share the edges.
 
 torchrun --standalone --nproc-per-node 4 examples/pagerank_over_ranks.py --top 10
 """
@@ -20,7 +20,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     graph = debian_dependencies()
-    mine = slice(rank, None, world_size)  # any edges will do, as long as each is on one rank
+    mine = slice(rank, None, world_size)  # any partition works if each edge is on exactly one rank
     shard = pagerank_over_ranks((graph.src[mine], graph.dst[mine]), num_nodes=graph.num_nodes, tol=options.tol)
     everyone = [None] * world_size
     dist.all_gather_object(everyone, (len(shard.nodes), shard.num_edges, shard.num_halo_nodes))

@@ -1,10 +1,10 @@
-"""The function-fitting network in stages, one on each rank, trained with micro-batches that flow through them.
+"""The function-fitting network as a pipeline: one stage on each rank, trained with micro-batches.
 
     torchrun --nproc-per-node 2 examples/pipeline.py
     torchrun --nproc-per-node 2 examples/pipeline.py --schedule interleaved
     torchrun --nproc-per-node 2 examples/pipeline.py --schedule pipedream --microbatches 12
 
-Prints the schedule's grid, who has which layers, and the loss.
+Prints the grid of the schedule, the layers of each rank, and the loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
 
-    torch.manual_seed(0)  # every rank makes the whole model and keeps its stages
+    torch.manual_seed(0)  # every rank makes the whole model and keeps its own stages
     widths = [1, 80, 80, 40, 1]
     layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())))[:-1]
@@ -57,7 +57,7 @@ def main() -> None:
         losses = []
         for chosen in torch.randperm(len(x), generator=generator).split(BATCH):
             pipeline.module.zero_grad()
-            # only rank 0 reads inputs, only the last rank reads targets and has the loss
+            # only rank 0 reads inputs; only the last rank reads targets and returns the loss
             result = pipeline.step(x[chosen] if rank == 0 else None, y[chosen] if rank == last else None)
             if optimizer:
                 optimizer.step()

@@ -4,8 +4,8 @@
     mpiexec -n 4 python examples/synchronous_sgd.py
     torchrun --nproc-per-node 2 examples/synchronous_sgd.py
 
-Every rank reads its part of each batch and computes gradients, the gradients are averaged with the samples as weights,
-and all ranks take the same step. The lines that are printed do not depend on the number of ranks.
+Every rank reads its part of each batch and computes gradients. The gradients are averaged, weighted by the numbers of
+samples, and all ranks take the same step. The printed lines do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdlcheck.primitives.digits import digits
 
 def train(epochs: int, batch: int) -> nn.Module:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)  # other weights on every rank, until they are broadcast
+    torch.manual_seed(rank)  # different weights on every rank, until they are broadcast
     images, labels = digits(dtype=torch.float64)
     model = LeNet().double()
     broadcast_parameters(model)
@@ -34,7 +34,7 @@ def train(epochs: int, batch: int) -> nn.Module:
         for samples in order.split(batch):
             mine = samples.tensor_split(world_size)[rank]
             optimizer.zero_grad()
-            if len(mine):  # the last batch may be smaller than there are ranks
+            if len(mine):  # the last batch may have fewer samples than there are ranks
                 loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
                 loss.backward()
                 total += loss.item() * len(mine)

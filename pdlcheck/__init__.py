@@ -1,6 +1,6 @@
-"""Write a test of parallel PyTorch code once; run it on a simulated cluster, on local processes, on GPUs.
+"""Tests of parallel PyTorch code that run on a simulated cluster, on local processes and on GPUs.
 
-Importing this package costs nothing heavy: torch is imported by the modules that use it.
+Importing this package is cheap: torch is imported by the modules that use it.
 """
 
 __all__ = ["__version__"]

@@ -1,4 +1,4 @@
-"""``python -m pdlcheck`` is the command ``pdlcheck``."""
+"""The command ``pdlcheck``, started as ``python -m pdlcheck``."""
 
 import sys
 

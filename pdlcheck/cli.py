@@ -22,7 +22,7 @@ from pdlcheck.worlds.registry import worlds_on
 
 __all__ = ["main"]
 
-SUITED = worlds_on("cpu")  # where the suites' tensors are
+SUITED = worlds_on("cpu")  # the suites use CPU tensors
 
 EXAMPLES = """\
 examples:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a word that the terminal cannot write must not end the command
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot write must not end the command
     commands = {
         "verify": _verify,
         "bench": run_bench_command,
@@ -146,9 +146,9 @@ def _verify(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     from pdlcheck.verification.saved import save_verification
 
     path: Path | None = arguments.json and arguments.json.absolute()
-    if path is not None and (why := why_not_writable(path)):  # before minutes of tests, not after
+    if path is not None and (why := why_not_writable(path)):  # check it before minutes of tests, not after them
         parser.exit(USAGE, f"pdlcheck verify: --json {arguments.json} cannot be written: {why}\n")
-    sys.path.insert(0, os.getcwd())  # where the user's own function is found, as `python -m` does
+    sys.path.insert(0, os.getcwd())  # find the user's own function, as `python -m` does
     try:
         found = verify(
             Console(highlight=False),

@@ -1,4 +1,4 @@
-"""The control groups that this process is in: where Linux limits what a container may use."""
+"""The control groups of this process, in which Linux limits the resources of a container."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ __all__ = ["control_groups"]
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """The folders of this process's group and of the groups around it, of version 1 or 2, or both; some may not exist.
+    """Return the folders of this process's control group and of the groups around it; some may not exist.
 
-    A limit of any of them holds. Files are named otherwise in either version, so look for both. ``root`` is where
-    ``proc`` and ``sys`` are mounted.
+    The groups are of version 1, of version 2, or of both. The limit of each group applies. File names differ between
+    the two versions, so look for both names.
+
+    Args:
+        controller: the resource, such as ``cpu``.
+        root: the folder in which ``proc`` and ``sys`` are mounted.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

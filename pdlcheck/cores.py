@@ -1,4 +1,4 @@
-"""Cores of this machine that are this process's to use."""
+"""The cores of this machine that this process may use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ __all__ = ["cores_of_quota", "usable_cores"]
 
 
 def usable_cores() -> int:
-    """How many cores this process can keep busy, 1 or more: those it may run on, or its quota where that is less."""
+    """Return how many cores this process can keep busy: all it may run on, or its quota if that is less; at least 1."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(there, _own_quota() or there)
 
 
 def cores_of_quota(root: Path = Path("/")) -> int | None:
-    """As many cores as the CPU time that this process's control groups are granted fills, rounded up; ``None``: all.
+    """Return the CPU quota of this process's control groups in cores, rounded up; ``None`` if there is no quota.
 
-    Containers get such a quota (``docker run --cpus``, a Kubernetes limit) and see every core of their host all the
-    same. ``root`` is where ``proc`` and ``sys`` are mounted.
+    Containers get such a quota (``docker run --cpus``, a Kubernetes limit), although they see every core of their host.
+
+    Args:
+        root: the folder in which ``proc`` and ``sys`` are mounted.
     """
     found = [_granted(folder) for folder in control_groups("cpu", root)]
     limits = [cores for cores in found if cores is not None]
@@ -35,7 +37,7 @@ def _own_quota() -> int | None:
 
 
 def _granted(group: Path) -> float | None:
-    """Seconds of CPU time per second."""
+    """Return the seconds of CPU time that the group may use in one second; None if it has no limit."""
     try:
         both = (group / "cpu.max").read_text().split()
     except OSError:
@@ -44,4 +46,4 @@ def _granted(group: Path) -> float | None:
         except OSError:
             return None
     quota, period = both
-    return int(quota) / int(period) if quota.isdecimal() else None  # "max", or "-1"
+    return int(quota) / int(period) if quota.isdecimal() else None  # without a limit: "max" or "-1"

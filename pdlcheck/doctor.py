@@ -1,4 +1,4 @@
-"""``pdlcheck doctor``: what this machine has, and how to get what it lacks."""
+"""The examination behind ``pdlcheck doctor``: what this machine has, and how to get what is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pdlcheck.worlds.mpi.job import find_mpiexec, why_not
 __all__ = ["examine"]
 
 REQUIRED = ("numpy", "pytest", "hypothesis", "cloudpickle", "rich")
-OPTIONAL = {  # and their extras
+OPTIONAL = {  # packages and the extras that install them
     "numba": "pagerank",
     "xxhash": "checkpoint",
     "pytest-benchmark": "bench",
@@ -32,17 +32,19 @@ OPTIONAL = {  # and their extras
     "pyarrow": "parquet",
     "altair": "report",
 }
-NEEDED = {"dgl": ", on Python 3.11"}  # beside the command
+NEEDED = {"dgl": ", on Python 3.11"}  # what a package needs besides the command
 REQUIRED_WORLDS = ("gloo", "sim")
-PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # where the names differ
+PACKAGES = {"scikit-learn": "sklearn", "pytest-benchmark": "pytest_benchmark"}  # import names
 CUDA_BUILD = "a CUDA build of torch: pytorch.org/get-started"
 
 
 def examine(trying: Callable[[str], None] = lambda name: None) -> list[Part]:
-    """Look at everything that pdlcheck can use; each world is tried with two ranks, or one if it has one device.
+    """Examine everything that pdlcheck can use.
+
+    Each world runs two ranks, or one rank if it has only one device.
 
     Args:
-        trying: called with the name of each world before it is tried, which takes seconds.
+        trying: called with the name of each world before it is tried, because a trial takes seconds.
     """
     return [
         Part("pdlcheck", __version__),
@@ -98,7 +100,7 @@ def _backends() -> list[Part]:
 
 
 def _mpi() -> Part:
-    """mpi4py and the mpiexec that would be used."""
+    """Return the state of mpi4py and the mpiexec that pdlcheck would use."""
     version = _version("mpi4py")
     found = [f"mpi4py {version} installed" if version else "no mpi4py", find_mpiexec() or "no mpiexec"]
     why = why_not()
@@ -121,7 +123,10 @@ def _package(name: str, command: str) -> Part:
 
 
 def _version(distribution: str) -> str | None:
-    """The version of a distribution whose package can be found; it is not imported, which can be slow."""
+    """Return the version of an installed distribution, or None.
+
+    The package is not imported, because an import can be slow.
+    """
     try:
         found = find_spec(PACKAGES.get(distribution, distribution))
         return importlib.metadata.version(distribution) if found else None

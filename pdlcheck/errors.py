@@ -1,4 +1,4 @@
-"""Every exception that pdlcheck raises on purpose, with the data that its message was made from, and its warnings."""
+"""Every exception that pdlcheck raises on purpose, with the data of its message, and every warning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class PdlcheckError(Exception):
-    """Base of all errors of this package; ``fields`` survive pickling between processes."""
+    """The base class of all errors of this package; ``fields`` survive pickling between processes."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
@@ -52,24 +52,30 @@ def _rebuild(cls: type[PdlcheckError], message: str, fields: dict[str, Any]) -> 
 
 
 class Deadlock(PdlcheckError):
-    """No rank can go on. Fields: ``ranks``, one line for each rank; ``cycle``, the ranks that wait for one another."""
+    """A state in which no rank can continue.
+
+    Fields: ``ranks``, one line for each rank; ``cycle``, the ranks that wait for one another.
+    """
 
     ranks: Sequence[str]
     cycle: Sequence[int]
 
 
 class Livelock(Deadlock):
-    """Ranks ask for ever for what never comes. Fields: ``ranks``, one line for each; ``polls``, how often in a row."""
+    """A state in which ranks poll forever for something that never comes.
+
+    Fields: ``ranks``, one line for each rank; ``polls``, the number of polls in a row.
+    """
 
     polls: int
     cycle: Sequence[int] = ()
 
 
 class CollectiveMismatch(PdlcheckError):
-    """Ranks met in one collective with different arguments, or a message does not fit.
+    """A collective that ranks entered with different arguments, or a message that does not fit its receive.
 
-    Fields: ``ranks``, one line for each; ``what`` differs; ``odd``, those ranks that differ from more others than there
-    are of them, empty where it is one against one.
+    Fields: ``ranks``, one line for each rank; ``what``, the argument that differs; ``odd``, the ranks in the minority,
+    empty if no side is smaller than every other one.
     """
 
     ranks: Sequence[str]
@@ -78,10 +84,10 @@ class CollectiveMismatch(PdlcheckError):
 
 
 class BufferHazard(PdlcheckError):
-    """A rank touched a buffer of an operation that it had not waited for.
+    """An access to a buffer of an operation that the rank had not waited for.
 
     Fields: ``rank``; ``access``, ``"read"`` or ``"write"``; ``buffer``, ``"input"`` or ``"output"`` of the operation;
-    ``operation``, in words; ``posted``, the line that posted it; ``touched``, the line that read or wrote.
+    ``operation``, in words; ``posted``, the line that posted it; ``touched``, the line that read or wrote the buffer.
     """
 
     rank: int
@@ -93,10 +99,10 @@ class BufferHazard(PdlcheckError):
 
 
 class CheckpointError(PdlcheckError):
-    """A checkpoint could not be written, or is refused because it is not what was written.
+    """A checkpoint that could not be written, or that is refused because its content is not what was written.
 
-    Fields: ``path``; ``reason``, what is wrong; ``previous``, the newest older intact one, or None; ``rank``, the
-    first that met it.
+    Fields: ``path``; ``reason``, what is wrong; ``previous``, the newest older intact checkpoint, or None; ``rank``,
+    the first rank that detected it.
     """
 
     path: str
@@ -106,7 +112,7 @@ class CheckpointError(PdlcheckError):
 
 
 class LeakedWork(PdlcheckError):
-    """All ranks returned and left operations behind.
+    """A run in which all ranks returned and left operations that no rank waited for.
 
     Fields: ``ranks``, one line for each such operation; ``posted``, the lines that posted them, in the same order.
     """
@@ -116,20 +122,20 @@ class LeakedWork(PdlcheckError):
 
 
 class PeerFailed(PdlcheckError):
-    """Raised inside a rank whose peers are gone, so that it stops waiting; never the first cause."""
+    """The exception that ends a rank whose peers are gone, so that it stops waiting; it is never the first cause."""
 
 
 class RankFailed(PdlcheckError):
-    """A rank raised an exception that cannot travel between processes. Fields: ``rank``, ``traceback``."""
+    """An exception of a rank that cannot be pickled and sent to the controller. Fields: ``rank``, ``traceback``."""
 
     rank: int
     traceback: str
 
 
 class RankDied(PdlcheckError):
-    """A rank's process ended without a result.
+    """A rank process that ended without a result.
 
-    Fields: ``rank``; ``exitcode``, minus the signal where negative; ``stderr``, what it wrote.
+    Fields: ``rank``; ``exitcode``, the negated signal number if negative; ``stderr``, what the process wrote there.
     """
 
     rank: int
@@ -138,14 +144,20 @@ class RankDied(PdlcheckError):
 
 
 class RankStalled(PdlcheckError):
-    """A fault stalled a rank, and it never went on. Fields: ``rank``; ``operation``, in words, that it did not post."""
+    """A rank that a fault stalled and that never continued.
+
+    Fields: ``rank``; ``operation``, in words, which the rank did not post.
+    """
 
     rank: int
     operation: str
 
 
 class RankTimeout(PdlcheckError):
-    """The ranks did not finish in time. Fields: ``timeout_s``, ``ranks``, one line for each; ``stacks``."""
+    """A run whose ranks did not finish in time.
+
+    Fields: ``timeout_s``; ``ranks``, one line for each rank; ``stacks``.
+    """
 
     timeout_s: float
     ranks: Sequence[str]
@@ -153,38 +165,44 @@ class RankTimeout(PdlcheckError):
 
 
 class ScheduleNotFollowed(PdlcheckError):
-    """A recorded choice could not be made: the program, its input or its world size is not what was recorded."""
+    """A recorded choice that could not be made: the program, its input or its world size differs from the recording."""
 
 
 class Inconclusive(PdlcheckError):
-    """A check could not decide; it never passes by default."""
+    """A check that could not decide; such a check never passes by default."""
 
 
 class Unsupported(PdlcheckError):
-    """The simulated world does not offer this operation; the message says what does."""
+    """An operation that the simulated world does not offer; the message names a world that does."""
 
 
 class WorldUnavailable(PdlcheckError):
-    """This machine lacks what a world needs. Fields: ``world``; ``cure``, the command that brings what is missing."""
+    """A world whose requirements this machine does not meet.
+
+    Fields: ``world``; ``cure``, the command that installs what is missing.
+    """
 
     world: str
     cure: str
 
 
 class WorldTooSmall(WorldUnavailable):
-    """There is no place for so many ranks. Fields: ``world_size``, asked for; ``available``."""
+    """A run with more ranks than the world has places for.
+
+    Fields: ``world_size``, the number that was requested; ``available``, the number of places.
+    """
 
     world_size: int
     available: int
 
 
 class SetOrderWarning(UserWarning):
-    """Simulated ranks communicate in the order of a set, of which each process has one of its own."""
+    """Simulated ranks communicate in the iteration order of one set; each process would have an order of its own."""
 
 
 class SharedTensorWarning(UserWarning):
-    """Simulated ranks share a tensor and write it, of which each process would have its own."""
+    """Simulated ranks share a tensor and write to it; each process would have a tensor of its own."""
 
 
 class UnseededImportWarning(UserWarning):
-    """Simulated ranks share numbers that a module drew unseeded at its import; each process would draw its own."""
+    """Simulated ranks share random numbers that a module drew unseeded at import; each process would draw its own."""

@@ -1,4 +1,4 @@
-"""Optional libraries: an import that fails names the extra of pdlcheck that installs them."""
+"""Imports of optional libraries: the error of a failed import names the extra of pdlcheck that installs the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["MissingExtra", "extra"]
 
 
 class MissingExtra(ImportError):
-    """An optional library is not installed; the message has the command that installs it."""
+    """An optional library that is not installed; the message contains the command that installs it."""
 
 
 @contextmanager

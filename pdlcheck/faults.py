@@ -1,4 +1,4 @@
-"""What a simulated cluster can be made to suffer: plain data for ``SimulatedWorld(faults=[...])``."""
+"""The faults that a simulated cluster can suffer: plain data for ``SimulatedWorld(faults=[...])``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _check_number(fault: Any, name: str) -> None:
 
 @dataclass(frozen=True)
 class Absent:
-    """The rank never comes: nothing of it runs, and there is no default group.
+    """A rank that never joins: none of its code runs, and no rank gets a default group.
 
-    Its peers get from ``init_process_group`` what torch raises when the time limit of that call elapses, at no cost in
-    time: ``DistStoreError: Timed out after 1801 seconds waiting for clients. 2/3 clients joined`` on rank 0, ``wait
-    timeout after 1800000ms`` on the others, ``DistNetworkError`` where rank 0 itself is absent. A program that leaves
-    that call to the world gets the same error when it first asks for the default group.
+    Its peers get the error that torch raises from ``init_process_group`` when the time limit of that call elapses. It
+    costs no time. It is ``DistStoreError: Timed out after 1801 seconds waiting for clients. 2/3 clients joined`` on
+    rank 0 and ``wait timeout after 1800000ms`` on the others, or ``DistNetworkError`` if rank 0 itself is absent. A
+    program that leaves ``init_process_group`` to the world gets the same error when it first uses the default group.
     """
 
     rank: int
@@ -34,7 +34,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class _AtOperation:
-    """Happens to a rank when it posts its operation of that number, counted from 0 in each run."""
+    """A fault of a rank at the moment when it posts its k-th operation, counted from 0 in each run."""
 
     rank: int
     operation: int
@@ -46,43 +46,46 @@ class _AtOperation:
 
 @dataclass(frozen=True)
 class Kill(_AtOperation):
-    """The rank ends without a word when it is about to post its operation of that number, counted from 0 in each run.
+    """A rank that ends without an error when it is about to post its k-th operation, counted from 0 in each run.
 
-    Every collective, message and ``new_group`` of the rank is an operation, also those that torch posts (DDP).
+    Every collective, message and ``new_group`` of the rank is an operation, including those that torch posts (DDP).
 
-    Its peers see what they see on gloo: operations that need the rank raise ``RuntimeError: Connection closed by
-    peer``, ``monitored_barrier`` says which rank was lost, operations among survivors go on. They can make a group of
-    their own: where ranks may be lost, members of a new group wait for one another alone. Unlike a process, the rank's
-    thread unwinds: ``finally`` blocks run, communication in them does not.
+    Its peers observe the same as on gloo. Operations that need the rank raise ``RuntimeError: Connection closed by
+    peer``, ``monitored_barrier`` names the lost rank, and operations among the survivors continue. The survivors can
+    create a group of their own: where ranks may be lost, the members of a new group wait only for one another. Unlike a
+    process, the rank's thread unwinds: its ``finally`` blocks run, but communication in them does not.
     """
 
 
 @dataclass(frozen=True)
 class Stall(_AtOperation):
-    """The rank stops for ever when it is about to post its operation of that number, as under SIGSTOP.
+    """A rank that stops forever when it is about to post its k-th operation, as under SIGSTOP.
 
-    Ranks that do not need it go on. When nobody can, operations that need it raise what gloo raises when its time
-    limit elapses, ``RuntimeError: Timed out waiting 1800000ms for recv operation to complete``, at no cost in time. The
-    rank that met it has lost its connections in that group, as on gloo (``Application timeout caused pair closure``);
-    other groups are well. A collective needs all its members, though some of gloo's go on without one: a broadcast may
-    reach the others. The thread unwinds at the end of the run, as with ``Kill``.
+    Ranks that do not need it continue. When no rank can continue, operations that need the stalled rank raise the error
+    of gloo's time limit, ``RuntimeError: Timed out waiting 1800000ms for recv operation to complete``, at no cost in
+    time. The rank that gets this error loses its connections in that group, as on gloo (``Application timeout caused
+    pair closure``); its other groups keep working. A collective needs all its members, although some collectives of
+    gloo complete without one: a broadcast may reach the others. The thread unwinds at the end of the run, as with
+    ``Kill``.
     """
 
 
 @dataclass(frozen=True)
 class Corrupt(_AtOperation):
-    """What the rank gives to its operation of that number, or gets out of it, is damaged; its own input stays as it is.
+    """Damage to the input or the output of a rank's k-th operation; the rank's own input tensor stays as it is.
 
     Args:
-        how: ``nan``, one element is NaN; ``bit_flip``, one bit of one element is flipped; ``stale``, the output keeps
-            what it held before (a result that never landed), the input is what the rank gave to its operation before
-            of the same kind, shapes and dtypes.
-        where: ``output``, what this rank alone gets; ``input``, what it sends, so that all receivers get the damage.
-        element: number of the element, through all tensors that the operation reads (or writes) on the rank.
-        bit: of ``bit_flip``, 0 the lowest; negative from the top. -2 is the highest bit of a float's exponent.
+        how: ``nan``, one element becomes NaN; ``bit_flip``, one bit of one element is flipped; ``stale``, the output
+            keeps its previous content (a result that never arrived), or the input is that of the rank's previous
+            operation with the same kind, shapes and dtypes.
+        where: ``output``, the data that only this rank gets; ``input``, the data that it sends, so that every receiver
+            gets the damage.
+        element: index of the element, through all tensors that the operation reads (or writes) on the rank.
+        bit: for ``bit_flip``; 0 is the lowest bit, negative numbers count from the top. -2 is the highest bit of a
+            float's exponent.
 
     Raises:
-        ValueError: a value is none of those named here.
+        ValueError: a value is not one of those named here.
     """
 
     how: str = "nan"
@@ -102,12 +105,12 @@ class Corrupt(_AtOperation):
 
 @dataclass(frozen=True)
 class Slow:
-    """The rank's ``pdlcheck.clock.compute`` takes ``factor`` times as long, on the virtual clock: a straggler.
+    """A straggler: on the virtual clock, the rank's ``pdlcheck.clock.compute`` takes ``factor`` times as long.
 
-    Its links are as fast as before; ``Topology(links=...)`` makes some slower.
+    Its links keep their speed; use ``Topology(links=...)`` for slower links.
 
     Raises:
-        ValueError: ``factor`` is not positive, or infinite.
+        ValueError: ``factor`` is not positive, or is infinite.
     """
 
     rank: int
@@ -123,21 +126,23 @@ Fault = Absent | Corrupt | Kill | Slow | Stall
 
 
 class DrawnFaults(tuple[Fault, ...]):
-    """Faults that somebody else draws, Hypothesis above all.
+    """Faults that a generator draws, most often Hypothesis.
 
     Args:
-        reject: called after a run in which one of them did not come about, instead of a failure; it raises.
+        faults: the faults.
+        reject: called instead of a failure after a run in which one of the faults did not happen; it raises.
     """
 
     reject: Callable[[], object]
 
     def __new__(cls, faults: Iterable[Fault], reject: Callable[[], object]) -> DrawnFaults:
+        """Return the faults, with the function that rejects an example."""
         drawn = super().__new__(cls, faults)
         drawn.reject = reject
         return drawn
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (list(self),)  # for rank processes, which suffer none
+        return tuple, (list(self),)  # rank processes suffer no faults, so a plain tuple is enough
 
     def __deepcopy__(self, memo: object) -> DrawnFaults:
         return self

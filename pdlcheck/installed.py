@@ -1,4 +1,4 @@
-"""Where the packages of suites and benchmarks are: beside this one, or in a repository that is installed editable."""
+"""The folders of the suites and benchmarks: beside this package, or in the repository of an editable installation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["installed_folder"]
 
 
 def installed_folder(package: str) -> Path:
-    """Return the folder of a package, without an import of it.
+    """Return the folder of a package without importing it.
 
     Raises:
-        FileNotFoundError: pdlcheck is imported from a folder, but not installed.
+        FileNotFoundError: pdlcheck was imported from a folder, but is not installed.
     """
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:

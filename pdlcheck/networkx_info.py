@@ -1,4 +1,4 @@
-"""What networkx is told about its backend ``pdlcheck`` when networkx itself is imported: so this imports nothing."""
+"""The description of the backend ``pdlcheck`` that networkx reads at its own import; this module imports little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ error of ``len(G) * tol * max(1, alpha / (1 - alpha))`` is enough; networkx's ow
 
 
 def backend_info() -> dict[str, Any]:
-    """The entry point ``networkx.backend_info``."""
+    """Return the description of the backend; networkx calls this entry point ``networkx.backend_info``."""
     return {
         "backend_name": "pdlcheck",
         "project": "pdlcheck",

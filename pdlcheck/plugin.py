@@ -1,6 +1,7 @@
-"""pytest plugin: markers, options and fixtures. What they do is in ``pdlcheck.harness``; torch is imported there, late.
+"""The pytest plugin: its hooks, options and fixtures.
 
-So is most of ``pdlcheck.harness`` here: a session whose tests have no ranks pays for what is imported on top alone.
+The implementation is in ``pdlcheck.harness``. torch and most of ``pdlcheck.harness`` are imported inside of functions:
+a session whose tests have no ranks pays only for the imports at the top of this file.
 
 Write a test whose body runs on every rank::
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the options, and register the plugins whose hooks a session may need."""
     options.add_options(parser)
     pluginmanager.register(item_hooks, item_hooks.NAME)
     if has_traces(os.environ):
@@ -61,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
+    """Replace the short names of options, such as ``--world``, before pytest parses them."""
     if not options.has_short_names(args):
         return (yield)
     from pdlcheck.harness.collection import short_names
@@ -69,6 +72,7 @@ def pytest_load_initial_conftests(
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, check the options, and prepare what the options ask for."""
     marker_ownership.register(config)
     marker_ownership.note_what_was_asked(config)
     option_checks.check_options(config)
@@ -92,6 +96,7 @@ def _look_after(world: World) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
+    """Order the fixtures among those of other plugins, and start preparing process worlds while pytest collects."""
     plugin_fixtures.give_way_to_other_plugins(session)
     if session.config.option.pdl_world != "sim":
         from pdlcheck.harness.running.worlds import warm_up
@@ -101,6 +106,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Check that a collected test has the rank of ``--rank-pdb``."""
     if session.config.option.pdl_rank_pdb is not None and not cases.runs_in_a_rank(session.config):
         from pdlcheck.harness.collection.debugged_rank import require_the_rank
 
@@ -108,6 +114,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """Return the line about tests that do not have the rank of ``--rank-pdb``."""
     if config.option.pdl_rank_pdb is None:
         return []
     from pdlcheck.harness.collection.debugged_rank import tests_without
@@ -117,6 +124,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close the worlds, and restore pytest's debugger."""
     close_worlds(config)
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import take_back
@@ -126,6 +134,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    """Import a test file that asks for ranks with random streams that a replay repeats."""
     if not drawn_at_import.asks_for_ranks(collector):
         return (yield)
     item_hooks.keep_ctrl_c(collector.config)  # the file may import torch
@@ -135,7 +144,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, o
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> pytest.Collector | None:
-    if not issubclass(type(obj), type):  # as isinstance says, which asks the object for its class: it may raise
+    """Collect classes whose tests have ranks: torch's distributed test cases and ``unittest.TestCase``."""
+    if not issubclass(type(obj), type):  # isinstance would read the object's __class__, which may raise
         return None
     if cases.names_worlds(collector.config):
         from pdlcheck.harness.collection import distributed_tests
@@ -149,6 +159,7 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat a test for each world and each world size."""
     if cases.may_name_ranks(metafunc.definition, metafunc.fixturenames):
         from pdlcheck.harness.collection import repeated
 
@@ -157,6 +168,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
 def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
+    """Repeat a test whose parameters carry the marker ``world_size``."""
     if any(call.marks for call in metafunc._calls):
         from pdlcheck.harness.collection import repeated
 
@@ -164,6 +176,7 @@ def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
+    """Prepare a test that uses our fixtures for Hypothesis."""
     on_ranks = cases.case_of(item) is not None
     if not on_ranks and not plugin_fixtures.uses_ours(item):
         return
@@ -179,7 +192,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> World:
-    """Where ranks run: ``world.run(fn, *args, world_size=N)`` calls fn on every rank, once for each ``--world``."""
+    """Run functions on ranks: ``world.run(fn, *args, world_size=N)`` calls fn on every rank.
+
+    A test with this fixture runs once for each world of ``--world``.
+    """
     from pdlcheck.harness.running.worlds import open_world
 
     return open_world(request.config, getattr(request, "param", None))
@@ -187,7 +203,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture
 def world_size() -> int:
-    """Number of ranks of this test."""
+    """Return the number of ranks of this test."""
     from pdlcheck.harness.running.context import rank_context
 
     return rank_context("world_size").world_size
@@ -195,7 +211,7 @@ def world_size() -> int:
 
 @pytest.fixture
 def rank() -> int:
-    """This rank, from 0 to ``world_size - 1``."""
+    """Return the number of this rank, from 0 to ``world_size - 1``."""
     from pdlcheck.harness.running.context import rank_context
 
     return rank_context("rank").rank
@@ -203,7 +219,7 @@ def rank() -> int:
 
 @pytest.fixture
 def device() -> torch.device:
-    """The device of this rank: the CPU; on nccl, and with ``--rank-device cuda``, its CUDA device."""
+    """Return the device of this rank: the CPU, or its CUDA device on nccl and with ``--rank-device cuda``."""
     from pdlcheck.harness.running.context import rank_context
 
     return rank_context("device").device
@@ -211,7 +227,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def group() -> dist.ProcessGroup:
-    """The default process group."""
+    """Return the default process group."""
     from pdlcheck.harness.running.context import default_group
 
     return default_group()
@@ -219,7 +235,7 @@ def group() -> dist.ProcessGroup:
 
 @pytest.fixture(name=plugin_fixtures.LIFE)
 def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
-    """Of the methods of a ``unittest.TestCase`` that run on ranks."""
+    """Run the ``setUp`` and ``tearDown`` of a ``unittest.TestCase`` whose methods run on ranks."""
     from pdlcheck.harness.collection.unittest_cases import live
 
     yield from live(request)
@@ -227,44 +243,45 @@ def life_of_a_test_case(request: pytest.FixtureRequest) -> Generator[None]:
 
 @pytest.fixture
 def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Generator[RankBenchmark]:
-    """Times a function on every rank: ``rank_benchmark(fn, *args)``; rows and options are those of pytest-benchmark.
+    """Time a function on every rank: ``rank_benchmark(fn, *args)``; rows and options are those of pytest-benchmark.
 
-    In a test whose body runs on ranks, every rank calls it with what it has set up before, and gets what ``fn``
-    returns there. In a test with the fixture ``world``, it calls ``fn`` on ``world_size`` ranks and returns one result
-    for each. A round begins with a barrier, and the slowest rank counts. Nothing watches the ranks meanwhile. On
-    ``sim``, and with ``--benchmark-disable``, it calls ``fn`` once, checks the result, and times nothing.
+    In a test whose body runs on ranks, every rank calls it with its own objects and gets the result of ``fn`` on that
+    rank. In a test with the fixture ``world``, it calls ``fn`` on ``world_size`` ranks and returns one result for each
+    rank. A round begins with a barrier, and the slowest rank counts. The ranks' operations are not watched during a
+    round. On ``sim``, and with ``--benchmark-disable``, it calls ``fn`` once, checks the result, and times nothing.
 
-    Keyword arguments:
+    The call takes these keyword arguments:
         nbytes: data of one rank in one call; the row then has ``algbw_GBps``.
-        operation: which collective it is, such as ``all_reduce``; the row then has ``busbw_GBps``, as nccl-tests.
+        operation: the collective, such as ``all_reduce``; the row then has ``busbw_GBps``, as in nccl-tests.
         against: another function, or several by name, that take turns with ``fn`` and get the same arguments; the row
             of ``fn`` then has the ratio of the medians to each of them, with its 95 % interval.
         check: called with the result of each function; it raises, or returns the number of wrong elements.
         setup: called before each sample, not timed.
         iterations: calls in one sample; default: as many as fill a millisecond, or 1 with ``setup``.
-        world_size: number of ranks, of a test that has none of its own.
-        facts: further columns of the row in the JSON; those of rank 0 count.
+        world_size: number of ranks, for a test that has no number of its own.
+        facts: further columns of the row in the JSON; the values of rank 0 count.
     """
     from pdlcheck.harness.running.rank_benchmark import RankBenchmark
 
     callspec = getattr(request.node, "callspec", None)
     yield RankBenchmark(request.node, benchmark, None if callspec is None else callspec.params.get("world"))
-    benchmark.skipped = True  # pytest-benchmark warns of a fixture that was not used, also where another one skipped
+    # pytest-benchmark warns about an unused fixture, even if another fixture skipped the test.
+    benchmark.skipped = True
 
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
-    """A temporary folder that is the same on every rank of this test; ``tmp_path`` is each rank's own."""
+    """Return a temporary folder that is the same on every rank of this test; each rank has its own ``tmp_path``."""
     from pdlcheck.harness.running.folders import clear_shared, shared_of
 
     if cases.case_of(request.node) is None:
-        request.addfinalizer(lambda: clear_shared(request.node))
+        request.addfinalizer(lambda: clear_shared(request.node))  # noqa: PT021 - with yield, ranks would tear it down, too
     return shared_of(request.node)
 
 
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """The primitive named by the marker ``verifies``, or the function that ``--subject`` puts in its place."""
+    """Return the primitive named by the marker ``verifies``, or the function that ``--subject`` puts in its place."""
     from pdlcheck.harness.collection.subjects import find
 
     return find(request)

@@ -1,4 +1,4 @@
-"""Strategies for Hypothesis that concern ranks, not data: which of them goes on or is lost, what the network does."""
+"""Hypothesis strategies for properties of ranks, not of data: faults, schedules and network semantics."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _KINDS = (Kill, Stall, Corrupt, Absent)
 def faults(
     *, world_size: int, operations: int, kinds: Sequence[type[Fault]] = _KINDS, at_most: int = 1
 ) -> st.SearchStrategy[DrawnFaults]:
-    """What ranks of the simulated world suffer; shrinks to nothing, to a rank that is absent, to an early operation.
+    """Draw the faults of simulated ranks.
 
-    Each rank suffers once, and one is never lost; where a rank is absent nothing else happens. An example is rejected
-    if one of its faults does not come about (it would be ``Inconclusive``): the rank posts fewer operations. In a test
-    that is marked ``world_size`` the ranks suffer what is drawn, whatever the argument is called; elsewhere hand it to
-    the world. On rank processes it means nothing.
+    An example shrinks towards no fault, an absent rank, or an early operation. Each rank suffers at most one fault, and
+    at least one rank suffers none. An example with an absent rank has no fault of another kind. An example is rejected
+    if one of its faults does not happen because the rank posts fewer operations (a run without Hypothesis would be
+    ``Inconclusive``). In a test with the marker ``world_size``, the ranks suffer the drawn faults, whatever the name of
+    the argument; elsewhere, pass it to the world. The faults have no effect on rank processes.
 
     Args:
-        world_size: of the run, at least 2.
-        operations: numbers are drawn below it; how many a rank posts.
-        kinds: what is drawn, of ``Kill``, ``Stall``, ``Corrupt`` and ``Absent``.
-        at_most: so many faults.
+        world_size: world size of the run, at least 2.
+        operations: upper bound (exclusive) of the drawn operation numbers: how many operations a rank posts.
+        kinds: the classes to draw from: ``Kill``, ``Stall``, ``Corrupt`` and ``Absent``.
+        at_most: the greatest number of faults.
 
     Raises:
-        ValueError: an argument is none of those named here.
+        ValueError: an argument is not one of those named here.
 
     Example:
         >>> from hypothesis import given
@@ -73,11 +74,11 @@ def _drawn_faults(draw: st.DrawFn, some: st.SearchStrategy[list[Fault]]) -> Draw
 
 
 def schedules() -> st.SearchStrategy[DrawnSchedule]:
-    """A schedule of the simulated world, drawn choice by choice while the program runs.
+    """Draw a schedule of the simulated world, choice by choice while the program runs.
 
-    It shrinks together with inputs and world size, towards the schedule ``first``: few switches. In a test that is
-    marked ``world_size`` the ranks run under the schedule that is drawn, whatever the argument is called; elsewhere
-    hand it to the world. On rank processes it means nothing.
+    It shrinks together with the inputs and the world size, towards the schedule ``first``, which switches rarely. In a
+    test with the marker ``world_size``, the ranks run under the drawn schedule, whatever the name of the argument;
+    elsewhere, pass it to the world. The schedule has no effect on rank processes.
 
     Example:
         >>> from hypothesis import given
@@ -95,10 +96,10 @@ def _drawn(source: random.Random) -> DrawnSchedule:
 
 @st.composite
 def semantics(draw: st.DrawFn, *, buffered: bool = True) -> Semantics:
-    """Every legal way in which the simulated network carries operations out, all checks on; shrinks to the default.
+    """Draw any legal semantics of the simulated network, with all checks on; it shrinks to the default.
 
-    Args:
-        buffered: let sends end before they are received, too; False draws what a program must stand everywhere.
+    With ``buffered=True``, sends may also complete before they are received. With ``buffered=False``, the drawn
+    semantics are those that a program must support on every backend.
 
     Example:
         >>> from hypothesis import given

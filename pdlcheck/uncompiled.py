@@ -1,8 +1,9 @@
-"""What ``torch.compile`` runs as it is written.
+"""Code that ``torch.compile`` must run as it is written.
 
-Dynamo traces every frame of Python below compiled code, also those that are entered from C++: hooks of a backward pass,
-methods of a process group, handles that are waited for. There it finds locks and threads, takes a group for an opaque
-object, and would keep in a graph what depends on the other ranks. What torch has of these is C++, which it cannot see.
+Dynamo traces every Python frame below compiled code, including frames that C++ enters: hooks of a backward pass,
+methods of a process group, and handles that are waited for. In these frames it finds locks and threads, treats a group
+as an opaque object, and would store in a graph values that depend on the other ranks. torch's own versions of these
+functions are C++, which Dynamo does not trace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def uncompiled(subject: F) -> F:
-    """Run a function, or the methods of a class, as they are written, with all that they call."""
+    """Run a function, or the methods of a class, as they are written, together with everything that they call."""
     for value in vars(subject).values() if isinstance(subject, type) else (subject,):
         if isinstance(value, FunctionType):
             _leave(value, "SKIP")
@@ -33,8 +34,8 @@ def uncompiled_frame(fn: F) -> F:
 
 
 def _leave(fn: Any, what_it_calls: str) -> None:
-    """Both for a frame that is entered, and for a call that is met while another one is traced."""
-    if hasattr(eval_frame, "set_code_exec_strategy"):  # else a torch to come compiles them, and may do so rightly
+    """Mark ``fn`` both for frames that are entered and for calls that Dynamo finds while it traces another frame."""
+    if hasattr(eval_frame, "set_code_exec_strategy"):  # a future torch without this function may compile them correctly
         action = eval_frame._FrameAction
         strategy = eval_frame._FrameExecStrategy(action.SKIP, action.__members__[what_it_calls])
         eval_frame.set_code_exec_strategy(fn.__code__, strategy)

@@ -1,4 +1,4 @@
-"""A number on a command line that counts something."""
+"""The parser of a positive whole number on a command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["whole_number"]
 
 
 def whole_number(text: str) -> int:
-    """Return the number that a text is, for ``type`` of an argument.
+    """Return the whole number in ``text``, for ``type=`` of an argument.
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or below 1.
+        argparse.ArgumentTypeError: ``text`` is not a whole number, or it is below 1.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")

@@ -1,4 +1,4 @@
-"""Settings of the suites wherever they run: from a clone, or from an installed package with ``pytest --pyargs``."""
+"""Settings of the suites in a clone and in an installed package with ``pytest --pyargs``."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let no property fail because it waited: what compiles, or starts ranks, takes its time in the first example."""
+    """Drop Hypothesis' default deadline, because the first example may compile code or start ranks."""
     drop_default_deadline(item)

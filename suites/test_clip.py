@@ -1,4 +1,4 @@
-"""One norm clips the gradients of all ranks, each element counted once, and every rank learns the same."""
+"""One norm clips the gradients of all ranks: each element counts once, and every rank gets the same norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ NORMS = st.sampled_from([2.0, 1.0, 3.0, math.inf])
 
 @st.composite
 def rank_gradients(draw, *, same=False, dtypes=(torch.float32, torch.float64, torch.float16, torch.bfloat16)):
-    """Gradients of 1 to 4 ranks: several dtypes, unlike magnitudes, None, empty tensors, ranks without parameters."""
+    """Draw gradients of 1 to 4 ranks.
+
+    They have several dtypes, unlike magnitudes, None, empty tensors, and ranks without parameters.
+    """
     world_size = draw(st.integers(1, 4))
     shapes = st.sampled_from([(3,), (2, 2), (), (0,), None])
     everyone = []
@@ -246,7 +249,7 @@ def test_what_one_rank_may_not_do_is_refused_on_all(subject, rank):
     with pytest.raises(ValueError, match=r"^clip_grad_norm .* layout torch.sparse_coo; build .* \(on rank 2\)$"):
         subject([weight], 1.0)
     weight.grad = torch.ones(1)
-    assert subject([weight], 0.5).item() == 1.0  # no message of the error is left
+    assert subject([weight], 0.5).item() == 1.0  # the error left no message behind
 
 
 @pytest.mark.beyond_contract("error messages")

@@ -1,4 +1,4 @@
-"""Ring, star and tree: exact sums and copies on every rank of any group."""
+"""Ring, star and tree collectives: exact sums and copies on every rank of any group."""
 
 from __future__ import annotations
 
@@ -269,5 +269,5 @@ def test_bad_input_on_one_rank_is_an_error_before_any_message(subject, rank):
         with pytest.raises(ValueError, match="contiguous"):
             subject(tensor.t())
         tensor = tensor.t().contiguous().view(2, 3)
-    subject(tensor)  # nothing of the first call is in the way
+    subject(tensor)  # the first call left nothing behind
     assert tensor.tolist() == [[3.0] * 3] * 2

@@ -1,4 +1,4 @@
-"""Half precision over ranks: all step or none, small contributions and small steps are not lost."""
+"""Half precision over ranks: all ranks step or none, and small contributions and small steps are not lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOW = [torch.float16, torch.bfloat16]
 
 @st.composite
 def overflows(draw, ranks):
-    """For each of up to six steps who of ``ranks`` overflows: at least one such step, and one without."""
+    """Draw the ranks that overflow in each of up to six steps: at least one step has some, and one has none."""
     some = st.lists(st.sampled_from(ranks), unique=True, max_size=2).map(sorted)
     return draw(st.lists(some, min_size=2, max_size=6).filter(lambda steps: any(steps) and not all(steps)))
 
@@ -93,11 +93,11 @@ def test_scaled_steps_are_clipped_as_those_of_one_process(subject, world, data, 
 
 @pytest.mark.verifies("DistributedGradScaler")
 def test_the_scaler_clips_what_it_has_unscaled_and_skips_together(subject, world):
-    """Clipping before unscaling would clip the scale: a norm of 64 times the gradient."""
+    """Clipping before unscaling would clip the scaled gradient, whose norm is 64 times larger."""
 
     def clipped(scaler, optimizer, module):
         norm = scaler.clip_grad_norm_(optimizer, 1e6, sharded=True, error_if_nonfinite=True)
-        assert norm == math.inf or norm < 1e3  # unscaled, by hand at most 2 * 3 * 12 * sqrt(3)
+        assert norm == math.inf or norm < 1e3  # unscaled; at most 2 * 3 * 12 * sqrt(3), computed by hand
         scaler.step(optimizer)
         scaler.update()
 
@@ -288,7 +288,7 @@ def test_a_rank_without_parameters_takes_part_like_the_others(subject, rank, cli
 def test_a_disabled_scaler_sends_nothing(subject):
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler = subject("cpu", enabled=False)  # outside of any process group
+    scaler = subject("cpu", enabled=False)  # outside any process group
     scaler.scale(weight.sum()).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -300,7 +300,7 @@ def test_a_disabled_scaler_sends_nothing(subject):
 @few
 @given(data=st.data(), dtype=st.sampled_from(LOW), world_size=st.integers(2, 5))
 def test_gradients_in_half_precision_are_added_in_float32(subject, world, data, dtype, world_size):
-    """Beside a large contribution small ones are not lost, and a sum may be larger than any half."""
+    """Small contributions beside a large one are not lost, and the sum may exceed the range of half precision."""
     largest = torch.finfo(dtype).max / (1 if dtype == torch.float16 else 16)  # float32 has the range of bfloat16
     values = st.sampled_from([1.0, 3.0, 1 / 128, 256.0, largest, largest / 2])
     drawn = [data.draw(st.lists(values, min_size=3, max_size=3)) for _ in range(world_size)]
@@ -328,7 +328,7 @@ def test_replicas_with_master_weights_add_up_steps_that_the_model_cannot_hold(su
 
     (seen, master), other = world.run(train, 200, world_size=2)
     assert (seen, master) == other
-    assert seen[0] == 1.0  # the first step alone is below what the model can show
+    assert seen[0] == 1.0  # the first step alone is too small for the model's dtype
     assert master == pytest.approx(1 - 200 * 1.5e-4, rel=1e-5)
     assert seen[-1] == torch.tensor(master).to(dtype).item()
 
@@ -372,7 +372,7 @@ LEVELS = {"O1-float16": torch.float16, "O1-bfloat16": torch.bfloat16, "O2": torc
 @pytest.mark.verifies("DistributedGradScaler")
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_opt_levels_train_as_float32_does(subject, world, level):
-    """As their docstring says; half precision moves the loss a little, and never one replica alone."""
+    """This is the claim of their docstring; half precision changes the loss slightly, but equally on all replicas."""
     dtype = LEVELS[level]
 
     def train(mixed):
@@ -407,7 +407,7 @@ def test_the_opt_levels_train_as_float32_does(subject, world, level):
     reference = world.run(train, False, world_size=2)[0][0]
     assert loss == pytest.approx(reference, rel=0.25)
     assert loss < 0.05
-    assert scale == (1.0 if dtype != torch.float16 else 2.0**11)  # it grew in three times twenty steps
+    assert scale == (1.0 if dtype != torch.float16 else 2.0**11)  # it grew three times in sixty steps
 
 
 @pytest.mark.verifies("saved_activation_bytes")
@@ -421,7 +421,7 @@ def test_autocast_about_halves_the_activations_that_are_kept(subject, net):
 
     full, half = kept(False), kept(True)
     print(f"{net.__name__}: {full} bytes in float32, {half} under autocast, {half / full:.2f} of them")
-    assert 0.45 < half / full < 0.65  # all but the images, softmax and indices of max pooling
+    assert 0.45 < half / full < 0.65  # without the images, softmax and indices of max pooling
 
 
 @pytest.mark.verifies("saved_activation_bytes")

@@ -1,4 +1,4 @@
-"""Training on replicas takes the steps of one process; local SGD takes them too where it must."""
+"""Training on replicas takes the steps of one process; so does local SGD where it must."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_local_sgd_leaves_equal_replicas_whatever_k_is(subject, world, sync_ever
 
 @pytest.mark.verifies("train_local_sgd")
 def test_replicas_of_local_sgd_step_alone_between_averages(subject, world):
-    """One average at the end is the mean of what ranks reach alone."""
+    """One average at the end equals the mean of the weights that the ranks reach alone."""
     steps = 3
 
     def end():
@@ -138,7 +138,7 @@ def test_replicas_of_local_sgd_step_alone_between_averages(subject, world):
 
     expected = (alone(slice(0, 6)) + alone(slice(6, 12))) / 2
     for found in world.run(end, world_size=2):
-        assert (found - expected).abs().max() <= 1e-14  # a few round-offs of numbers below 1
+        assert (found - expected).abs().max() <= 1e-14  # a few round-off errors of numbers below 1
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -152,7 +152,7 @@ def test_the_loss_is_the_mean_over_all_samples_and_falls(name, subject, world):
             before = MSE(model(DATA[0]), DATA[1]).item()
         return before, subject(model, MSE, DATA, optimizer=SGD, epochs=20, global_batch=12, **keywords)
 
-    everyone = world.run(train, world_size=5)  # which does not divide the 12 samples
+    everyone = world.run(train, world_size=5)  # 5 does not divide the 12 samples
     for before, losses in everyone:
         assert losses == everyone[0][1]
         assert losses[0] == pytest.approx(before, rel=1e-12)
@@ -217,8 +217,8 @@ def test_what_is_wrong_with_the_training_of_one_rank_is_refused_on_all(name, sub
         subject(tanh_net().double(), MSE, tuple(part.tolist() for part in DATA) if rank else DATA, **keywords)
     with pytest.raises(ValueError, match=rf"{name} got an empty model: ReLU .*\(on rank 1\)"):
         subject(nn.ReLU() if rank else tanh_net().double(), MSE, DATA, **keywords)
+    own = {"optimizer": partial(torch.optim.SGD, lr=0.5 - rank / 4)}
     with pytest.raises(ValueError, match=r"needs the same lr of the optimizer's group 0 on every rank, got 0.5"):
-        own = {"optimizer": partial(torch.optim.SGD, lr=0.5 - rank / 4)}
         subject(tanh_net().double(), MSE, DATA, **{**keywords, **own})
     if name == "train_local_sgd":
         with pytest.raises(ValueError, match=rf"{name} needs sync_every of at least 1, got sync_every=0 \(on rank 0\)"):

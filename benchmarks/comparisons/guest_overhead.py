@@ -1,10 +1,10 @@
-"""What the plugin costs a session that does not use it: trivial tests with the plugin and without, in turn.
+"""Measure the cost of the plugin in a session that does not use it: trivial tests with the plugin and without, in turn.
 
     python benchmarks/comparisons/guest_overhead.py
     python benchmarks/comparisons/guest_overhead.py --tests 1000 --rounds 15
 
-Prints processor seconds of whole pytest processes (user and system), which other load disturbs less than wall time:
-the median and the range of both sides, and the median of the ratios, round by round.
+Prints processor seconds of whole pytest processes (user and system), because other load disturbs them less than wall
+time: the median and the range of both sides, and the median of the ratios, round by round.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly")
 SIDES = {"without": ("-p", "no:pdlcheck"), "with": ()}
-# with it Python compiles anew what it imports, and pytest rewrites anew what it loads, on both sides
+# with the variable, Python would compile every import again and pytest would rewrite it again, on both sides
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def cpu_seconds(folder: Path, *options: str) -> float:
-    """Processor seconds of one session."""
+    """Return the processor seconds of one session."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "pytest", *OPTIONS, *options],
@@ -48,7 +48,7 @@ def main() -> None:
         tests = "".join(f"def test_{number}(): pass\n" for number in range(arguments.tests))
         (folder / "test_trivial.py").write_text(tests)
         times: dict[str, list[float]] = {side: [] for side in SIDES}
-        for number in range(arguments.rounds + 1):  # the first warms up
+        for number in range(arguments.rounds + 1):  # the first round warms up
             for side in sorted(SIDES, reverse=number % 2 == 0):
                 seconds = cpu_seconds(folder, *SIDES[side])
                 if number:

@@ -1,12 +1,12 @@
-"""What a test on N processes costs with pdlcheck and with each of its peers, measured in turn on this machine.
+"""Measure the cost of a test on N processes with pdlcheck and with each of its peers, in turn on this machine.
 
 Usage: python benchmarks/comparisons/harness_peers.py [--quick] [--install-peers] [--json]
 
 Every figure comes from whole pytest sessions on generated files of n and of 2n tests, which pytest has collected once
-before: the difference is the cost of n tests, collection included; the rest is start-up. All harnesses take their turn
-in every round, so that a busy moment hits each of them; on a machine that others use, trust ratios.
-Peers that need packages of their own get an environment in the user's cache folder with --install-peers.
-The exit code is 1 if a target that was measured is not held.
+before. The difference is the cost of n tests, including collection; the rest is start-up. All harnesses take turns in
+every round, so a busy moment affects each of them. On a machine with other users, trust only the ratios.
+Peers that need their own packages get an environment in the user's cache folder with --install-peers.
+The exit code is 1 if a measured target is not met.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def _available(options: argparse.Namespace) -> list[Side]:
-    """The sides that can run here; says what the others lack."""
+    """Return the sides that can run here; print what the others lack."""
     known = subprocess.run(
         [sys.executable, "-m", "pytest", "--help", "-p", "pdlcheck"],
         cwd=ROOT / "benchmarks" / "results",  # a folder without tests or conftest
@@ -116,7 +116,7 @@ def _available(options: argparse.Namespace) -> list[Side]:
 
 
 def _measure(side: Side, world_size: int, cache: Path, row: Row) -> None:
-    """One session of n tests and one of 2n."""
+    """Run one session of n tests and one of 2n."""
     python, mpiexec = python_of(side.environment, cache), find_mpiexec()
     assert python is not None
     one, two = (run_session(side, count, world_size, python, mpiexec or "") for count in (row.tests, 2 * row.tests))
@@ -129,9 +129,9 @@ def _measure(side: Side, world_size: int, cache: Path, row: Row) -> None:
 
 
 def _extras(tests: int) -> dict[str, Callable[[], float]]:
-    """Name -> one measurement in milliseconds."""
+    """Map each name to a function that measures once, in milliseconds."""
 
-    def example() -> float:  # all of them are one test, which starts the processes too
+    def example() -> float:  # all examples are one test, which also starts the processes
         one, two = (run_session(PROPERTY, count, 2, sys.executable, "").wall_s for count in (tests, 3 * tests))
         return (two - one) / (2 * tests) * 1e3
 

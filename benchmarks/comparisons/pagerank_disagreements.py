@@ -1,13 +1,13 @@
-"""How often PageRank of each package differs from the dense float64 solution, on many small drawn graphs.
+"""Count how often PageRank of each package differs from the dense float64 solution, on many small drawn graphs.
 
 Usage: python benchmarks/comparisons/pagerank_disagreements.py [--cases 10000] [--seed 0] [--peers NAMES] [--json FILE]
        python benchmarks/comparisons/pagerank_disagreements.py --case NUMBER [--peers NAMES]
 
-Ours must agree within the bound that it states. A peer is asked at its strictest setting and must come within 1e-6 in
-L1; it is judged only on what its documentation claims, the other cases count as not supported. "By default" is the
-same without any setting: how many answers are off by more than 1e-6, and by how much at most. `--case` prints one case
-and each answer to it. Each peer runs in a process of its own; one that dies or takes longer than 60 seconds over a case
-has no answer. The exit code is 1 if ours disagrees.
+Ours must agree within the bound that it states. A peer runs at its strictest setting and must come within 1e-6 in L1.
+It is judged only on the features that its documentation claims; the other cases count as not supported. "By default" is
+the same without any setting: the number of answers that are off by more than 1e-6, and the largest error. `--case`
+prints one case and each answer to it. Each peer runs in its own process. A peer that dies or takes longer than 60
+seconds over a case has no answer. The exit code is 1 if ours disagrees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rich.progress import track
 from rich.table import Table
 
 TIMEOUT_S = 60
-BATCH = 50  # cases asked at once
+BATCH = 50  # number of cases in one request
 Verdicts = list[dict[str, Any]]
 
 
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _ask_all(process: PeerProcess, numbers: Sequence[int], seed: int) -> Verdicts:
-    """In batches; the cases of one that the peer does not survive are asked one by one."""
+    """Send the cases in batches; if the peer does not survive a batch, send its cases one by one."""
     verdicts: Verdicts = []
     console = Console(stderr=True)
     starts = range(0, len(numbers), BATCH)

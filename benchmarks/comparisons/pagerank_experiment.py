@@ -1,20 +1,20 @@
-"""The experiment of the first document: four versions of PageRank on one random graph, beside what it says of them.
+"""The experiment of the first document: four versions of PageRank on one random graph, beside the document's claims.
 
 Usage: python benchmarks/comparisons/pagerank_experiment.py [--nodes 10000] [--rounds 200] [--limit 600]
        [--without "O(N^3)"]
 
-The graph is the document's: a directed Erdos-Renyi graph, N = 10 000 and p = 0.05 (a mean degree of 500), with the ring
-i -> i + 1 added so that every node has an out-edge; K = 200 rounds at d = 0.85. Each version runs in float32 and
-float64, on the CPU and on CUDA where there is one, v1 in the document's COO layout and in CSR, v3 with the document's
-O(N^3) product before the loop and by scaling columns, which gives the same matrix.
+The graph is the document's: a directed Erdos-Renyi graph with N = 10 000 and p = 0.05 (a mean degree of 500). The ring
+i -> i + 1 is added so that every node has an out-edge. There are K = 200 rounds at d = 0.85. Each version runs in
+float32 and float64, on the CPU and, if there is one, on CUDA. v1 runs in the document's COO layout and in CSR. v3 runs
+with the document's O(N^3) product before the loop, and by scaling columns, which gives the same matrix.
 
-"all" is the seconds of one call with K rounds, after a call that loads libraries and kernels; "a round" is
-``(T(K) - T(1)) / (K - 1)`` in milliseconds and "before" what is left: building the matrix and, in v3, folding it.
-"error" is the L1 distance from the dense float64 solution of the linear system. A version whose time, estimated from
-one round or from a small matrix product, is above --limit seconds is not run, and its row says so.
+"all" is the seconds of one call with K rounds, after a call that loads libraries and kernels. "a round" is
+``(T(K) - T(1)) / (K - 1)`` in milliseconds. "before" is the rest: building the matrix and, in v3, folding it.
+"error" is the L1 distance from the dense float64 solution of the linear system. The time of a version is estimated from
+one round or from a small matrix product. Above --limit seconds the version does not run, and its row states why.
 
 Source: D. Gannon, "Doing Deep Learning in Parallel with PyTorch" (2020). Its own figures stand in a picture that has
-not been preserved; what its text says is printed beside what this run finds.
+not been preserved; the claims of its text are printed beside the results of this run.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ VERSIONS: dict[str, Callable[..., torch.Tensor]] = {
     "v3 folded, O(N^3)": functools.partial(pagerank_v3, fold="matmul"),
     "v3 folded, O(N^2)": pagerank_v3,
 }
-SAMPLE = 1024  # side of the matrix product from which that of N x N is estimated
+SAMPLE = 1024  # side of the small matrix product that the N x N product is estimated from
 
 
 @dataclass
 class Row:
-    """One version on one device; seconds are None where it was not run, and ``why`` says why."""
+    """One version on one device; seconds are None if it did not run, and ``why`` gives the reason."""
 
     version: str
     device: str
@@ -132,7 +132,7 @@ def measured(
         return row
     run = functools.partial(VERSIONS[name], graph, damping=DAMPING, device=device, dtype=dtype)
     try:
-        if not cubic:  # the small product has loaded everything
+        if not cubic:  # the small product has already loaded everything
             seconds(functools.partial(run, iterations=1))
         one, _ = seconds(functools.partial(run, iterations=1))
         few = rounds if cubic else min(rounds, 4)
@@ -152,7 +152,7 @@ def measured(
 
 
 def seconds(run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
-    """Of one call, until the device has finished."""
+    """Return the seconds of one call, until the device has finished, and its result."""
     began = time.perf_counter()
     scores = run()
     if scores.is_cuda:
@@ -162,7 +162,7 @@ def seconds(run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
 
 @functools.cache
 def folding_s(num_nodes: int, device: str, dtype: torch.dtype) -> float:
-    """What the product of two N x N matrices takes, from the better of two of SAMPLE x SAMPLE and ``N**3``."""
+    """Estimate the product of two N x N matrices by ``N**3`` from the better of two SAMPLE x SAMPLE products."""
     matrix = torch.ones(SAMPLE, SAMPLE, device=device, dtype=dtype)
     taken = [seconds(lambda: matrix @ matrix)[0] for _ in range(3)]
     return min(taken[1:]) * (num_nodes / SAMPLE) ** 3

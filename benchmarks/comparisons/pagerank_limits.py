@@ -1,12 +1,13 @@
-"""How near a round of PageRank is to what memory allows: a random read for each edge, and the ids read in order.
+"""Compare a round of PageRank with the limits of memory: a random read for each edge, and the ids read in order.
 
 Usage: python benchmarks/comparisons/pagerank_limits.py [--graphs uni,rmat] [--turns 15]
 
-``gather`` sums a float32 for each edge from a random place of a vector of one per node, the ids of these places lying
-in order, and does nothing else: the sixteen-fold instruction or single loads, whichever is faster here. ``ids`` reads
-the ids alone. ``round`` is what one iteration of :func:`pagerank` more takes, a fourth of six less two. All use the
-same threads and take turns; a figure is the median over turns with the quartiles, a ratio the median of the turns'
-ratios. A sum of random places has no order that a cache could use; a graph's edges may, where few nodes have most.
+``gather`` reads one float32 for each edge from a random place of a vector with one value per node, and sums them. The
+ids of these places lie in order, and it does nothing else. It uses the sixteen-fold instruction or single loads,
+whichever is faster here. ``ids`` only reads the ids. ``round`` is the time of one more iteration of :func:`pagerank`: a
+fourth of the difference between six and two. All use the same threads and take turns. A figure is the median over turns
+with the quartiles; a ratio is the median of the turns' ratios. Random places have no order that a cache could use. The
+edges of a graph may have one, if few nodes have most of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pdlcheck.primitives.pagerank.gathering import LANES, add_gathered
 from pdlcheck.primitives.pagerank.threads import Team, ranges
 
 GRAPHS: dict[str, Callable[[], Graph]] = {"uni": uniform, "rmat": rmat}
-LONGER, SHORTER = 6, 2  # rounds
+LONGER, SHORTER = 6, 2  # numbers of rounds
 
 
 @numba.njit(nogil=True)
@@ -65,7 +66,7 @@ def seconds_of_round(graph: Graph) -> float:
 
 
 def measured(graph: Graph, turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each turn; what is compiled and touched for the first time is in none."""
+    """Return the milliseconds of each turn; a first turn that compiles code and touches memory is left out."""
     draw = np.random.default_rng(0)
     values = draw.random(graph.num_nodes, np.float32)
     places = draw.integers(0, graph.num_nodes, graph.num_edges, np.int32)

@@ -1,15 +1,15 @@
-"""PageRank of pdlcheck and of each peer on the same graphs to the same true error.
+"""Compare PageRank of pdlcheck and of each peer on the same graphs at the same true error.
 
 Usage: python benchmarks/comparisons/pagerank_peers.py [--quick] [--graphs uni,rmat] [--peers NAMES]
        [--rounds N] [--json FILE]
 
-The true error is the L1 distance to ranks that are known better (the bound on their own error is printed). The
-tolerance of each peer, or its number of iterations, is searched: the loosest that reaches the error. "pdlcheck" gets no
-search: its tol is the error wanted, as it guarantees it; "pdlcheck, tol tuned" is searched like a peer. Everybody
-starts from the same unsorted int64 edges. Each peer is a process of its own and all take their turn in every round; a
-figure is the median over rounds, its spread beside it, and a ratio is the median of the rounds' ratios to pdlcheck. A
-peer that never reaches the error is marked wrong, with the error it stops at. Build of pdlcheck is the layout of
-the edges. Memory is the peak during build and solve above the loaded edges. The exit code is 1 if a target is not held.
+The true error is the L1 distance to more exact ranks; the bound on their own error is printed. For each peer the
+loosest tolerance, or the smallest number of iterations, that reaches the error is searched. "pdlcheck" gets no search:
+its tol is the wanted error, because it guarantees it. "pdlcheck, tol tuned" is searched like a peer. Every peer starts
+from the same unsorted int64 edges. Each peer has its own process, and all take turns in every round. A figure is the
+median over rounds with its spread beside it; a ratio is the median of the rounds' ratios to pdlcheck. A peer that never
+reaches the error is marked wrong, with its last error. Build of pdlcheck is the layout of the edges. Memory is the peak
+during build and solve, above the loaded edges. The exit code is 1 if a target is not met.
 """
 
 from __future__ import annotations

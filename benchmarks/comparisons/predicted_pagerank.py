@@ -3,16 +3,17 @@
 Usage: python benchmarks/comparisons/predicted_pagerank.py [--nodes 131072] [--edges 2097152] [--measure 1 2 4]
            [--predict 8 16 32 64 128 256] [--cluster 10 12.5]
 
-Two graphs of the same size: ``uni``, whose edges join any two nodes, so that nearly every score is needed on nearly
-every rank, and ``near``, whose edges span at most a thousandth of the ids, as links within a site do. Simulated ranks
-do the real work, one at a time; what each call takes (best of three, in CPU time) is what they compute on the virtual
-clock. The link of this machine is fitted to a ping-pong, and ranks beyond its cores compute that much longer; a rank of
-the cluster has a core and a link of its own (latency in us, GB/s). The clock knows nothing of what other programs take,
-and has one algorithm for each collective: pairwise exchange for the halo, a ring for the three numbers.
+There are two graphs of the same size. The edges of ``uni`` join any two nodes, so nearly every rank needs nearly every
+score. The edges of ``near`` span at most a thousandth of the ids, as links within a site do. Simulated ranks do the
+real work, one at a time. The duration of each call (best of three, in CPU time) is their computation on the virtual
+clock. The link of this machine is fitted to a ping-pong, and ranks beyond its cores compute that much longer. A rank of
+the cluster has its own core and its own link (latency in us, GB/s). The clock ignores other programs. It has one
+algorithm for each collective: pairwise exchange for the halo, a ring for the three numbers.
 
-A round is what one iteration more takes: the slowest rank's, in the best repetition and in the median one; the ratio is
-the best one over the prediction. ``sent`` is what all ranks send in the all_to_all of a round, as counted; it must be
-the cut, 8 bytes for each distinct source that a rank reads of another. ``computing`` is the slowest rank's part.
+A round is the time of one more iteration on the slowest rank, in the best repetition and in the median one. The ratio
+is the best one over the prediction. ``sent`` is the counted number of bytes that all ranks send in the all_to_all of a
+round. It must equal the cut: 8 bytes for each distinct source that a rank reads from another rank. ``computing`` is the
+slowest rank's part.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from pdlcheck.primitives.pagerank.ranks.partition import partition_nodes
 from pdlcheck.primitives.pagerank.ranks.solve import iterate
 from pdlcheck.worlds import get_world
 
-CHUNKS = 256  # of the edges; rank r holds the chunks r, r + world_size, ...
+CHUNKS = 256  # chunks of the edges; rank r holds the chunks r, r + world_size, ...
 PING_BYTES = (8, 1 << 20)
 NO_VECTORS = {"personalization": None, "dangling": None, "start": None}
-FEW, MANY = 2, 12  # rounds
-costs: dict[tuple[str, int, int, str], float] = {}  # simulated ranks share it: what a call takes is measured once
+FEW, MANY = 2, 12  # numbers of rounds
+costs: dict[tuple[str, int, int, str], float] = {}  # shared by simulated ranks: each call is measured once
 
 
 class TimedPart(Part):
-    """A part whose work goes on the virtual clock too."""
+    """A part whose work is also added to the virtual clock."""
 
     slower = 1.0
     graph = ""
@@ -71,13 +72,13 @@ class TimedPart(Part):
 
 def seconds_of(function: Any, given: tuple[Any, ...]) -> float:
     copies = [one.clone() if isinstance(one, Tensor) else one for one in given]
-    start = time.thread_time()  # not what other programs take meanwhile
+    start = time.thread_time()  # CPU time, without that of other programs
     function(*copies)
     return time.thread_time() - start
 
 
 def part_of(graph: str, num_nodes: int, num_edges: int) -> Part:
-    """This rank's part; the graph is the same for any number of ranks."""
+    """Return this rank's part; the graph is the same for any number of ranks."""
     who = members("predicted_pagerank", None)
     src, dst = [], []
     for chunk in range(who.rank, CHUNKS, who.world_size):
@@ -93,7 +94,7 @@ def part_of(graph: str, num_nodes: int, num_edges: int) -> Part:
 
 
 def measured(graph: str, num_nodes: int, num_edges: int, repetitions: int) -> list[float]:
-    """Seconds of a round on this rank, in each repetition."""
+    """Return the seconds of a round on this rank, in each repetition."""
     part, taken = part_of(graph, num_nodes, num_edges), []
     for _ in range(repetitions):
         seconds = []
@@ -107,7 +108,7 @@ def measured(graph: str, num_nodes: int, num_edges: int, repetitions: int) -> li
 
 
 def simulated(graph: str, num_nodes: int, num_edges: int, slower: float, rounds: int) -> int:
-    """The rounds on a simulated rank; how many nodes of others it reads."""
+    """Run the rounds on a simulated rank; return the number of nodes of other ranks that it reads."""
     part = TimedPart(**vars(part_of(graph, num_nodes, num_edges)))
     vars(part).update(slower=slower, graph=graph)
     iterate(part, NO_VECTORS, damping=0.85, tol=1e-300, max_iter=rounds)
@@ -115,7 +116,7 @@ def simulated(graph: str, num_nodes: int, num_edges: int, slower: float, rounds:
 
 
 def predicted(graph: str, size: tuple[int, int], world_size: int, link: Link, slower: float) -> tuple[float, int]:
-    """Virtual seconds of a round, and the bytes that all ranks send in its all_to_all."""
+    """Return the virtual seconds of a round, and the bytes that all ranks send in its all_to_all."""
     world, seconds, sent, cut = get_world("sim", topology=Topology(intra=link)), [], [], 0
     for rounds in (FEW, FEW + 1):
         halo = world.run(simulated, graph, *size, slower, rounds, world_size=world_size)
@@ -128,7 +129,7 @@ def predicted(graph: str, size: tuple[int, int], world_size: int, link: Link, sl
 
 
 def ping_pong(nbytes: int, rounds: int) -> float:
-    """Seconds of one message between ranks 0 and 1, in the best round."""
+    """Return the seconds of one message between ranks 0 and 1, in the best round."""
     tensor, other, taken = torch.zeros(nbytes, dtype=torch.uint8), 1 - dist.get_rank(), []
     for _ in range(rounds):
         start = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Compares the virtual clock with real processes: a pipeline whose stages sleep, on gloo and as predicted.
+"""Compare the virtual clock with real processes: a pipeline whose stages sleep, on gloo and as predicted.
 
 Usage: python benchmarks/comparisons/predicted_pipeline.py [--ranks 2 3 4] [--rounds 10]
 
 The link of the prediction is fitted to a ping-pong over the same gloo processes, at two message sizes. A row gives the
-milliseconds of a step, as measured (the slowest rank's, in the best round and in the median one) and as predicted, and
-measured over predicted. The model knows nothing of cores that ranks and other programs share.
+milliseconds of a step, measured and predicted, and the ratio of the two. The measured step is the slowest rank's, in
+the best round and in the median one. The model ignores that ranks and other programs share cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGE_S = 5e-3
 
 
 def ping_pong(nbytes: int, rounds: int) -> float:
-    """Seconds of one message between ranks 0 and 1, in the best round."""
+    """Return the seconds of one message between ranks 0 and 1, in the best round."""
     tensor, rank, taken = torch.zeros(nbytes // 4), dist.get_rank(), []
     for _ in range(rounds):
         dist.barrier()
@@ -46,7 +46,7 @@ def ping_pong(nbytes: int, rounds: int) -> float:
 
 
 def timed_gpipe(n_microbatches: int, seconds: float, nbytes: int, rounds: int) -> list[float]:
-    """Seconds of each round on this rank."""
+    """Return the seconds of each round on this rank."""
     taken = []
     for _ in range(rounds):
         dist.barrier()

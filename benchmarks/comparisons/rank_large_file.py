@@ -1,8 +1,8 @@
-"""Writes a large file of edges, runs ``pdlcheck pagerank`` on it, prints seconds and peak memory, deletes the file.
+"""Write a large file of edges, run ``pdlcheck pagerank`` on it, print seconds and peak memory, delete the file.
 
 Usage: python benchmarks/comparisons/rank_large_file.py [--edges 100000000] [--nodes 10000000] [--folder /tmp]
 
-Both ends of an edge are any node. The file is text, ``src<tab>dst``; the same seed makes the same file.
+Both ends of an edge can be any node. The file is text, ``src<tab>dst``; the same seed makes the same file.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def write(path: Path, nodes: int, edges: int, seed: int) -> None:
 
 @numba.njit
 def write_lines(src: Any, dst: Any, text: Any) -> int:
-    """The lines as bytes in ``text``, and how many bytes they are."""
+    """Write the lines as bytes into ``text``; return the number of bytes."""
     at = 0
     for e in range(src.size):
         for value, end in ((src[e], 9), (dst[e], 10)):

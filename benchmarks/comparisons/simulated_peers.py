@@ -1,14 +1,15 @@
-"""What an example on simulated ranks costs, beside torch's group of threads and gloo processes that run already.
+"""Measure an example on simulated ranks, beside torch's group of threads and gloo processes that run already.
 
 Usage: python benchmarks/comparisons/simulated_peers.py [--rounds N] [--json]
 
-Milliseconds an example, the world set up and taken down in each (gloo: its processes are kept; simulated: its threads
-are, see pdlcheck/worlds/simulated/turns/idle.py). "alone" is the program once for each rank, in groups of one: what
-torch itself does; "own_globals" has a module of sixty groups, of which each rank has its own.
+Prints milliseconds for each example, with the world set up and taken down in each. (gloo keeps its processes, and
+simulated its threads, see pdlcheck/worlds/simulated/turns/idle.py.) "alone" is the program once for each rank, in
+groups
+of one: torch's own work. "own_globals" has a module with sixty groups, and each rank has its own.
 
-Every side is a process of its own; in each round all of them take their turn, so that a busy moment hits
-each. A figure is the median over rounds of the median of a round, its spread over rounds beside it. The exit code is 1
-if a target is not held.
+Every side has its own process; in each round all of them take turns, so a busy moment affects each of them. A figure is
+the median over rounds of the median of a round, with its spread over rounds beside it. The exit code is 1 if a target
+is not met.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def main() -> int:
 
 
 def _measure(side: str, program: str, size: int, examples: int) -> float:
-    """The median of one process's examples."""
+    """Return the median of one process's examples."""
     done = subprocess.run(
         [sys.executable, "-m", "peers.examples", side, program, str(size), str(examples)],
         cwd=HERE,
@@ -94,7 +95,7 @@ def _print_table(rounds: dict[Case, dict[str, list[float]]]) -> None:
 
 
 def _print_targets(rounds: dict[Case, dict[str, list[float]]]) -> bool:
-    """Print each target beside what was measured; True if all are held."""
+    """Print each target beside its measured value; return whether all are met."""
     four, ddp, many = rounds["all_reduce", 4], rounds["ddp", 4], rounds["all_reduce", 64]
     watch = rounds["async_all_reduces", 4]
     targets = [
@@ -114,7 +115,7 @@ def _print_targets(rounds: dict[Case, dict[str, list[float]]]) -> bool:
 
 
 def _ratio(one: list[float], other: list[float]) -> float:
-    """The median of the rounds' ratios: both sides of one round had the same machine."""
+    """Return the median of the rounds' ratios, because both sides of one round had the same machine."""
     return median(a / b for a, b in zip(one, other, strict=True))
 
 

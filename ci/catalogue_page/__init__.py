@@ -1,1 +1,1 @@
-"""What each world shows of the programs of ``suites/meta/catalogue/``, in words, and the page made of it."""
+"""The behaviour of the programs of ``suites/meta/catalogue/`` in each world, and the page made from it."""

@@ -1,4 +1,4 @@
-"""``docs/catalogue.md``: what was seen, a table for each kind of fault."""
+"""The page ``docs/catalogue.md``: the observed behaviour, with one table for each kind of fault."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ The right twins pass on gloo, but for these, so what gloo shows of the three say
 
 @dataclass(frozen=True)
 class Seen:
-    """One program in all worlds; ``twin`` is what is wrong with its right twin on gloo, or empty."""
+    """The outcomes of one program in all worlds; ``twin`` is the failure of its correct twin on gloo, or empty."""
 
     fault: Fault
     sim: str
@@ -73,7 +73,7 @@ class Seen:
 
 
 def counts(seen: Iterable[Seen]) -> list[str]:
-    """The sums, a line each."""
+    """Return the totals, one line each."""
     seen = list(seen)
     found = [each for each in seen if each.sim != NO_FAULT]
     later = sum(each.schedule != "1" for each in found)

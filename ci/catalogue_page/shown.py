@@ -1,4 +1,4 @@
-"""What one run of a program showed, in a few words."""
+"""The outcome of one run of a program, in a few words."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class Shown:
 
 
 def classify(outcome: BaseException | Sequence[Any], right: Sequence[Any]) -> Shown:
-    """Say what a run showed.
+    """Classify the outcome of a run.
 
     Args:
-        outcome: the error, or what the ranks returned.
-        right: what the ranks of the right twin return.
+        outcome: the error, or the results of the ranks.
+        right: the results of the correct twin.
     """
     if isinstance(outcome, RankTimeout):
         return Shown("hangs")
     if isinstance(outcome, RankDied):
         return Shown("dies", _death(outcome))
-    if isinstance(outcome, RankFailed):  # what cannot travel, such as SystemExit
+    if isinstance(outcome, RankFailed):  # an exception that cannot be pickled, such as SystemExit
         return Shown("error", _first_words(str(outcome)))
     if isinstance(outcome, PdlcheckError):
         return Shown(type(outcome).__name__)
     if isinstance(outcome, BaseException):
         return Shown("error", f"{type(outcome).__name__}: {_first_words(str(outcome))}")
-    # a faulty program may return nothing on a rank where its twin returns what a wait does, and so on
+    # a faulty program may return nothing on a rank where its twin returns the result of a wait, for example
     compared = [pair for pair in zip(outcome, right, strict=True) if all(value is not None for value in pair)]
     return Shown("silent" if all(same_values(one, other) for one, other in compared) else "wrong values silently")
 
@@ -64,15 +64,15 @@ def _death(error: RankDied) -> str:
 
 
 def _first_words(text: str) -> str:
-    """The first line without addresses and the place in torch's source, cut at a word."""
+    """Return the first line without addresses and without the place in torch's source, cut at a word."""
     line = _ADDRESS.sub("", _WHERE.sub("", text.strip().partition("\n")[0]))
     return line if len(line) <= WORDS else line[:WORDS].rpartition(" ")[0] + " ..."
 
 
 def in_words(runs: Sequence[Shown]) -> str:
-    """All runs in one cell: ``hangs``, or ``hangs 2 of 3, else silent``."""
+    """Join all runs in one cell: ``hangs``, or ``hangs 2 of 3, else silent``."""
     counted = Counter(run.kind for run in runs).most_common()
-    texts = {run.kind: run.text for run in reversed(runs)}  # the first run of a kind speaks for it
+    texts = {run.kind: run.text for run in reversed(runs)}  # the first run of a kind represents it
     if len(counted) == 1:
         return texts[counted[0][0]]
     *often, (last, _) = counted
@@ -80,7 +80,7 @@ def in_words(runs: Sequence[Shown]) -> str:
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Equal up to rounding, inside lists, tuples and dicts too."""
+    """Return whether two values are equal up to rounding, also inside lists, tuples and dicts."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and same_values(one.tolist(), other.tolist())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -1,1 +1,1 @@
-"""Seeded faults for the ranks of real pytest runs: what goes wrong, how it is run, what must be seen afterwards."""
+"""Seeded faults for the ranks of real pytest runs: the faults, the runs, and the required outcomes."""

@@ -1,4 +1,4 @@
-"""A rank ends, is ended, or never answers."""
+"""Faults in which a rank ends, is ended, or never answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stop(base: Base) -> Fault:
 
 
 def kill_server(base: Base) -> Fault:
-    """The process that forks the ranks is killed, and they go down with it."""
+    """Kill the process that forks the ranks; the ranks end with it."""
     message = r"RankDied: rank \d went down with the process that had forked it"
     return base.make(signo="SIGKILL", expects=(message,), where=base.rng.choice(["body", "controller"]))
 
@@ -61,7 +61,7 @@ def stop_idle(base: Base) -> Fault:
 
 
 def late(base: Base) -> str:
-    """The head of a report of ranks that did not answer; others may wait for them."""
+    """Return a pattern for the head of a report of late ranks; other ranks may wait for them."""
     spans = (range(first, last) for first in range(base.rank + 1) for last in range(base.rank + 1, base.world_size + 1))
     named = "|".join([str(base.rank), *(f"{span[0]}-{span[-1]}" for span in spans if len(span) > 2)])
     return rf"RankTimeout: no result within {LIMIT_S:g} s from ranks? (\d+(-\d+)?, )*({named})\b"
@@ -78,7 +78,7 @@ def exit(base: Base) -> Fault:
 
 
 def sleep(base: Base) -> Fault:
-    """It never answers; a simulated rank that sleeps lets the others go on, so it does not count here."""
+    """Let the rank never answer; not for simulated ranks that sleep, because they let the others go on."""
     busy, native = r"busy at .*test_faults\.py:\d+", r"busy outside Python"
     actions = [
         ("while True: pass", busy),
@@ -87,7 +87,7 @@ def sleep(base: Base) -> Fault:
     if base.has_processes:
         actions += [
             ("time.sleep(3600)", busy),
-            ("while True: ctypes.PyDLL(None).sleep(3600)", native),  # it keeps the interpreter lock
+            ("while True: ctypes.PyDLL(None).sleep(3600)", native),  # keeps the interpreter lock
         ]
     else:
         actions += [("ctypes.PyDLL(None).usleep(3_000_000)", rf"{busy}, its turn has lasted [3-9]")]
@@ -104,13 +104,13 @@ def sleep(base: Base) -> Fault:
 
 
 def stop_server(base: Base) -> Fault:
-    """The process that forks the ranks is stopped, and one of them dies: who follows needs another server."""
+    """Stop the process that forks the ranks, and kill one of them: its successor needs another server."""
     message = rf"pdlcheck: rank {base.rank} was killed by SIGKILL while nothing ran on it"
     return base.make(signo="SIGKILL", where="idle", expects=(message,), within_s=0.0)
 
 
 def spoil_pipe(base: Base) -> Fault:
-    """Something in the rank writes to descriptors that are not its own."""
+    """Let the rank write foreign data into its pipe to the controller."""
     data = base.rng.choice([b"a line\n", b"\xff\xff\xff\xf9", b"\0\0\0\x05abcde", b"\x7f\xff\xff\xff" + b"x" * 99])
     message = rf"RankDied: rank {base.rank} was killed by pdlcheck, as it wrote b"
     into = "into its pipe to the controller"
@@ -118,7 +118,10 @@ def spoil_pipe(base: Base) -> Fault:
 
 
 def close_all(base: Base) -> Fault:
-    """As a program that becomes a daemon. Whose code fails first, gloo's or that of the pipe, is not determined."""
+    """Close all descriptors, as a program that becomes a daemon does.
+
+    It is not determined which code fails first, gloo's or that of the pipe.
+    """
     died = rf"RankDied: rank {base.rank}\b"
     cause = r"Bad file descriptor|closed its pipe to the controller|gloo::EnforceNotMet"
     return base.anywhere(["os.closerange(3, 256)"], died, cause, where=base.body_or_controller)

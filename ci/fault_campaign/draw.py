@@ -1,4 +1,4 @@
-"""The kinds of faults, and which of them a world can suffer; one is drawn from the seed and its number alone."""
+"""The kinds of faults and the worlds that can suffer them; the seed and the number alone determine a fault."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fault_campaign.faults import Base, Fault
 
 __all__ = ["KINDS", "LAUNCHERS", "WORLDS", "draw"]
 
-LAUNCHERS = ("torchrun", "mpiexec", "two-hosts")  # of processes of gloo
+LAUNCHERS = ("torchrun", "mpiexec", "two-hosts")  # each starts processes of gloo
 WORLDS = ("sim", "gloo", "mpi", *LAUNCHERS)
 _OF_THE_RUN = ("ctrl-c", "kill-pytest")
-_SHARE_OF_THE_RUN = 0.06  # each needs a pytest run of its own
+_SHARE_OF_THE_RUN = 0.06  # each needs its own pytest run
 
 KINDS: dict[str, Callable[[Base], Fault]] = {
     "kill-self": deaths.kill_self,
@@ -43,11 +43,11 @@ KINDS: dict[str, Callable[[Base], Fault]] = {
     "ctrl-c": interrupts.ctrl_c,
     "kill-pytest": interrupts.kill_pytest,
 }
-# simulated ranks are threads of the controller: what ends a process ends that
+# simulated ranks are threads of the controller: a fault that ends the process would end the controller
 _OF_THREADS = {"exit", "sleep", "mismatch", "memory", "odd-error", "left-on", *_OF_THE_RUN}
 _OF_THREADS |= {"raise-before", "raise-inside", "raise-after"}
-# a launcher decides what becomes of its processes in an interrupt, and their pipes cannot be told from gloo's; on mpi
-# a closed descriptor is MPI's to suffer
+# A launcher decides what happens to its processes after an interrupt, and their pipes look like gloo's. On mpi a closed
+# descriptor hits MPI itself.
 _NOT_ON = {
     "mpi": {"close-all"},
     **{launcher: {*_OF_THE_RUN, "kill-server", "stop-server", "spoil-pipe"} for launcher in LAUNCHERS},
@@ -55,7 +55,7 @@ _NOT_ON = {
 
 
 def draw(seed: int, number: int, world_sizes: Sequence[int], world: str = "gloo") -> Fault:
-    """The fault with this number, for one of ``WORLDS``."""
+    """Return the fault with this number, for one of ``WORLDS``."""
     rng = random.Random(f"{seed} {number}")
     kinds = [kind for kind in KINDS if world != "sim" or kind in _OF_THREADS]
     kinds = [kind for kind in kinds if kind not in _NOT_ON.get(world, ())]

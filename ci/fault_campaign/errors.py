@@ -1,4 +1,4 @@
-"""A rank raises, disagrees with the others, or has no memory."""
+"""Faults in which a rank raises, disagrees with the others, or has no memory."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def raise_after(base: Base) -> Fault:
 
 
 def mismatch(base: Base) -> Fault:
-    """Another shape on one rank: bare gloo ends the process of the rank that receives more than it expects.
+    """Pass another shape on one rank: bare gloo ends the process of a rank that receives more than it expects.
 
-    What a bare MPI does then is undefined.
+    The behaviour of bare MPI is then undefined.
     """
     watch = base.watch or base.world in ("mpi", "sim")
     collective = base.rng.choice(
@@ -74,7 +74,7 @@ def mismatch(base: Base) -> Fault:
 
 
 def memory(base: Base) -> Fault:
-    """There is no more; simulated ranks have the memory of the controller, which nothing here takes away."""
+    """Let the rank run out of memory; simulated ranks use the controller's memory, which nothing here limits."""
     refused = ("torch.ones(2**40)", r"RuntimeError: .*DefaultCPUAllocator")
     if not base.has_processes:
         return base.anywhere([refused[0]], refused[1], base.note)
@@ -91,7 +91,7 @@ def memory(base: Base) -> Fault:
 
 
 def odd_error(base: Base) -> Fault:
-    """An exception that does not behave as one."""
+    """Raise an exception of an odd class."""
     words = f"fault {base.number} on rank {base.rank}"
     error, message = base.rng.choice(
         [
@@ -108,14 +108,14 @@ def odd_error(base: Base) -> Fault:
 
 
 def bad_result(base: Base) -> Fault:
-    """A result that the controller cannot read."""
+    """Return a result that the controller cannot read."""
     error = base.rng.choice(["SystemExit", "KeyboardInterrupt", "ValueError"])
     message = rf"result of rank {base.rank} cannot be read by the controller: {error}"
     return base.anywhere([f"return Unreadable({error})"], message, where="controller", moment="after")
 
 
 def fork_returns(base: Base) -> Fault:
-    """A child of the rank comes back from the test, as if it were the rank; the rank itself then fails."""
+    """Let a child of the rank return from the test as if it were the rank; then the rank itself fails."""
     words = f"fault {base.number} on rank {base.rank}"
     actions = ["if os.fork() == 0: return", "os.wait()", f"raise ValueError({words!r})"]
     return base.anywhere(actions, f"ValueError: {words}", base.note, where=base.body_or_controller)

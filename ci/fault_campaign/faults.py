@@ -1,4 +1,4 @@
-"""A fault: what goes wrong, on which rank, when, and what a report must say of it."""
+"""A fault: its action, rank and moment, and the expected report."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 
 __all__ = ["LIMIT_S", "PATIENT_S", "Base", "Fault"]
 
-LIMIT_S = 1.5  # of the calls in which a rank never answers
-PATIENT_S = 30.0  # of all others: none may need it
+LIMIT_S = 1.5  # for calls in which a rank never answers
+PATIENT_S = 30.0  # for all other calls; none may need it
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong on one rank of one test.
+    """One fault on one rank of one test.
 
     Args:
         where: ``body``, ``setup`` or ``teardown`` of a test that runs on ranks, ``controller`` for ``world.run``,
             ``idle`` between two tests, ``run`` for the whole pytest run.
         moment: ``before`` any communication, ``inside`` (the other ranks wait in a collective), ``after`` one.
-        action: statements that the rank executes; empty where the signal comes from outside.
+        action: statements that the rank executes; empty if a signal comes from outside.
         expects: regular expressions that the report must contain, all of them.
-        within_s: from the fault to the report; 0 where nothing is to be reported.
+        within_s: time from the fault to the report; 0 if nothing is to be reported.
         signo: name of the signal that comes from outside.
         limit_s: time limit of the test.
         extra: statements of the other ranks.
-        watch: the ranks are watched (the default), or have the bare group.
-        silent: the test passes, and what the rank has done harms nobody else.
+        watch: True if the ranks are watched (the default), False if they have the bare group.
+        silent: True if the test passes, and the fault harms no other test.
     """
 
     number: int
@@ -49,12 +49,12 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Of the test; unique."""
+        """Return the name of the test, which is unique."""
         return f"test_{self.number:04}_{self.kind.replace('-', '_')}"
 
     @property
     def phase(self) -> str:
-        """The phase of the test that must fail."""
+        """Return the phase of the test that must fail."""
         return {"setup": "setup", "teardown": "teardown"}.get(self.where, "call")
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ _WHERE = ["body", "controller", "setup", "teardown"]
 
 @dataclass(frozen=True)
 class Base:
-    """What every fault has, and the source of what differs."""
+    """The common part of every fault, and the random source of the rest."""
 
     number: int
     kind: str
@@ -81,21 +81,21 @@ class Base:
 
     @property
     def has_processes(self) -> bool:
-        """Its ranks are processes, not threads of the controller."""
+        """Return whether the ranks are processes, not threads of the controller."""
         return self.world != "sim"
 
     @property
     def note(self) -> str:
-        """What is added to an exception of this rank."""
+        """Return the note that is added to an exception of this rank."""
         return rf"rank {self.rank} of {self.world_size} raised this"
 
     @property
     def body_or_controller(self) -> str:
-        """Where a function is called that may return."""
+        """Draw the place of a call to a function that may return."""
         return self.rng.choice(["body", "body", "controller"])
 
     def anywhere(self, action: Sequence[str], *expects: str, **more: object) -> Fault:
-        """The rank itself does it, at a random moment of a random phase."""
+        """Make a fault that the rank itself commits, at a random moment of a random phase."""
         where = more.pop("where", None) or self.rng.choices(_WHERE, [5, 2, 1, 1])[0]
         return self.make(
             where=str(where),

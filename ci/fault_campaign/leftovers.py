@@ -1,4 +1,4 @@
-"""What a pytest run must not leave behind: processes, listening ports, shared memory, files."""
+"""The leftovers that a pytest run must not have: processes, listening ports, shared memory, files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 __all__ = ["LIVES_ON", "SHARED_MEMORY", "Before", "descendants", "lives_on", "open_files", "state_of"]
 
 _PATIENCE_S = 2.0  # the kernel ends a killed process a moment after the kill
-# a cache that torch makes when torch._dynamo is imported and keeps by design, and torchrun's folder of logs
+# torch creates the first when torch._dynamo is imported, and keeps it by design; the second is torchrun's log folder
 _TORCHS_OWN = ("torchinductor_", "torchelastic_")
 SHARED_MEMORY = Path("/dev/shm")
-LIVES_ON = "FAULTS_LIVES_ON"  # in the environment of a process that may live as long as its rank
+LIVES_ON = "FAULTS_LIVES_ON"  # set for a process that may live as long as its rank
 _LISTENING = "0A"
 
 
 @dataclass(frozen=True)
 class Before:
-    """What was there before a run.
+    """The state of the machine before a run.
 
     Args:
-        token: stands in the environment of the run and of everything that it starts.
+        token: a text in the environment of the run and of every process that it starts.
         folder: the run's folder for temporary files.
-        shared: what the run sees as /dev/shm.
+        shared: the folder that the run uses as /dev/shm.
     """
 
     token: str
@@ -36,11 +36,11 @@ class Before:
 
     @classmethod
     def look(cls, token: str, folder: Path, shared: Path) -> Before:
-        """Remember what is there now."""
+        """Record the state of the machine."""
         return cls(token, folder, shared, frozenset(_listening()), frozenset(_shared_memory(shared)))
 
     def left(self) -> list[str]:
-        """What has come and stays, in words; empty if nothing."""
+        """Return descriptions of everything that appeared and stays; empty if nothing does."""
         until = time.monotonic() + _PATIENCE_S
         while True:
             found = [*self._processes(), *self._ports(), *self._memory(), *self._files()]
@@ -49,14 +49,14 @@ class Before:
             time.sleep(0.02)
 
     def processes(self) -> list[int]:
-        """The processes of the run that live."""
+        """Return the live processes of the run."""
         return [pid for pid in _pids() if self.token in _environment(pid) and state_of(pid) not in "ZX"]
 
     def _processes(self) -> list[str]:
         return [f"process {pid} ({_command(pid)})" for pid in self.processes()]
 
     def _ports(self) -> list[str]:
-        """New listening sockets that a process of the run owns, or one that hides whose it is."""
+        """Return new listening sockets whose owner is a process of the run, or hides its environment."""
         new = {inode: port for inode, port in _listening().items() if inode not in self.sockets}
         left = []
         for pid in _pids() if new else []:
@@ -67,7 +67,7 @@ class Before:
         return left
 
     def _memory(self) -> list[str]:
-        """New files of shared memory; in a /dev/shm that others use too, unless a process of theirs holds them."""
+        """Return new files of shared memory, except those in a common /dev/shm that a foreign process holds."""
         new = _shared_memory(self.shared) - self.memory
         if new and self.shared == SHARED_MEMORY:
             for pid in _pids():
@@ -81,7 +81,7 @@ class Before:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The live processes below ``pid``, with their names."""
+    """Return the live descendants of ``pid``, with their names."""
     parents = {}
     for other in _pids():
         fields = _stat(other)
@@ -99,17 +99,17 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def lives_on(pid: int) -> bool:
-    """Whether a rank has started the process on purpose, and may keep it."""
+    """Return whether a rank started the process on purpose and may keep it."""
     return f"{LIVES_ON}=" in _environment(pid)
 
 
 def open_files() -> list[str]:
-    """What the descriptors of this process stand for."""
+    """Return the targets of the descriptors of this process."""
     return sorted(_targets(os.getpid()))
 
 
 def state_of(pid: int) -> str:
-    """One letter, as ps shows it; X where there is no such process."""
+    """Return the state letter of a process as ps shows it; X if there is no such process."""
     return (_stat(pid) or ["", "X"])[1]
 
 
@@ -118,7 +118,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Name, state, parent."""
+    """Return name, state and parent of a process; empty if there is no such process."""
     head, _, tail = _text(f"/proc/{pid}/stat").rpartition(")")
     return [head.partition("(")[2], *tail.split()[:2]] if tail else []
 
@@ -135,7 +135,7 @@ def _targets(pid: int) -> list[str]:
     found = []
     try:
         fds = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return []
     for fd in fds:
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -151,7 +151,7 @@ def _text(path: str) -> str:
 
 
 def _listening() -> dict[str, str]:
-    """Inode -> address and port of every listening TCP socket."""
+    """Map the inode of every listening TCP socket to its port."""
     rows = [row.split() for name in ("tcp", "tcp6") for row in _text(f"/proc/net/{name}").splitlines()[1:]]
     return {row[9]: str(int(row[1].rpartition(":")[2], 16)) for row in rows if row[3] == _LISTENING}
 

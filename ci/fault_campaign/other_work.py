@@ -12,7 +12,7 @@ __all__ = ["other_work"]
 
 @contextlib.contextmanager
 def other_work(processes: int) -> Iterator[None]:
-    """So many processes compute while the block runs."""
+    """Keep this number of processes busy while the block runs."""
     started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""A /dev/shm of its own for a run, where this process may give it one: others on this machine use theirs meanwhile."""
+"""A private /dev/shm for a run, if this process may create one, because other programs use the common one meanwhile."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18
 
 
 def enter(folder: Path) -> None:
-    """From now on, ``folder`` is /dev/shm for this process and its children.
+    """Make ``folder`` the /dev/shm of this process and its children.
 
     Raises:
-        OSError: that takes rights that this process lacks.
+        OSError: this process lacks the rights.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS))
@@ -29,13 +29,13 @@ def enter(folder: Path) -> None:
 
 @functools.cache
 def can_enter() -> bool:
-    """Whether :func:`enter` works here; tried in a child process."""
+    """Return whether :func:`enter` works here; a child process tries it."""
     with tempfile.TemporaryDirectory() as folder:
         pid = os.fork()
         if pid == 0:
             try:
                 enter(Path(folder))
-            except (AttributeError, OSError):  # not Linux, not root
+            except (AttributeError, OSError):  # not Linux, or not root
                 os._exit(1)
             os._exit(0)
         return os.waitpid(pid, 0)[1] == 0

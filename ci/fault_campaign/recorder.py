@@ -1,7 +1,7 @@
-"""A pytest plugin for the runs of the campaign: signals from outside, and a record of what pytest reports.
+"""A pytest plugin for the runs of the campaign: it sends the outside signals and records the reports of pytest.
 
-It runs in the controller. What it records is what pytest itself shows, and what exists besides the ranks that the
-session needs.
+It runs in the controller. It records the reports that pytest itself shows, and the processes and descriptors that exist
+besides the ranks that the session needs.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class _Recorder:
     def __init__(self, config: pytest.Config) -> None:
         self._file = Path(config.getoption("faults_record"))
         self._moments = Path(config.getoption("faults_moments"))
-        self._worlds: list[Any] = []  # none of them more than once
+        self._worlds: list[Any] = []  # each world at most once
         self._files = 0
-        # the other processes of a launch wait for the end of these
+        # the other processes of a launch wait until these have ended
         self._links = 4 * int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "0")))
         name = config.getoption("--pdl-world")
         own = {} if name == "sim" else {"watch": bool(config.getoption("faults_watch"))}
@@ -115,7 +115,7 @@ class _Recorder:
     # -- inside ------------------------------------------------------------------------------------
 
     def _all_pools(self) -> list[dict[int, Any]]:
-        return [getattr(world, "_pools", {}) for world in self._worlds]  # simulated ranks have none
+        return [getattr(world, "_pools", {}) for world in self._worlds]  # simulated ranks have no pools
 
     def _pools(self) -> dict[int, Any]:
         return {size: pool for pools in self._all_pools() for size, pool in pools.items() if pool.is_usable}
@@ -129,13 +129,13 @@ class _Recorder:
         (self._moments / str(number)).write_text(repr(time.monotonic()))
         os.kill(pid, getattr(signal, mark.kwargs["signo"]))
         while mark.kwargs["signo"] == "SIGSTOP" and state_of(pid) not in "TZX":
-            time.sleep(0.001)  # until then its threads may still answer
+            time.sleep(0.001)  # the server's threads may still answer until then
 
     def _server(self) -> int:
         return forkserver._running.pid  # type: ignore[union-attr]
 
     def _strays(self) -> list[str]:
-        """Processes that the session started and does not need; what has just been killed may take a moment."""
+        """Return processes that the session started and does not need; a killed process may take a moment to end."""
         until = time.monotonic() + _STRAY_S
         while True:
             needed = {pid for pool in self._pools().values() for pid in (*pool.pids, *_mpiexec(pool))}
@@ -153,7 +153,7 @@ class _Recorder:
 
 
 def _mpiexec(pool: Any) -> list[int]:
-    """Where the ranks take part in MPI, the processes of their run of mpiexec."""
+    """Return the processes of the mpiexec run that the ranks belong to; empty without MPI."""
     shared = getattr(pool._placement, "_job", None)
     if shared is None:
         return []

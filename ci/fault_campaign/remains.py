@@ -1,4 +1,4 @@
-"""A rank leaves something behind, in its own process or outside; its test passes, and nobody after it is harmed."""
+"""Faults in which a rank leaves something behind, inside or outside its process, and no later test may fail."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _OF_A_PROCESS = ("sys.stdout", "os.environ", "os.chdir", "sys.path", "signal.", 
 
 
 def left_on(base: Base) -> Fault:
-    """State of the process; what simulated ranks share with the controller is not theirs to change."""
+    """Change state of the process; simulated ranks share it with the controller and must not change it."""
     choices = [one for one in _LEFT_ON if base.has_processes or not one.startswith(_OF_A_PROCESS)]
     action = base.rng.choice(choices)
     return base.anywhere([action], where=base.body_or_controller, moment="after", silent=True, within_s=0.0)
 
 
 def orphan(base: Base) -> Fault:
-    """A process of the rank's that nobody waits for, in a session of its own, with a port, or dead and not buried."""
+    """Leave a process behind: a live one, in its own session or in the rank's, or a zombie."""
     action = base.rng.choice(["orphan(session=True)", "orphan(session=False)", "os.fork() or os._exit(0)"])
     return base.anywhere([action], where=base.body_or_controller, silent=True, within_s=0.0)
 
 
 def shared_memory(base: Base) -> Fault:
-    """What the rank's end should have given back, but it was killed."""
+    """Kill the rank before it gives its shared memory back."""
     action = base.rng.choice(["kept.append(SharedMemory(create=True, size=4096))", "kept.append(Semaphore())"])
     return base.anywhere([action, "os.kill(os.getpid(), signal.SIGKILL)"], base.killed_by("SIGKILL"))
 
 
 def flood(base: Base) -> Fault:
-    """More output than anybody reads, and then an error."""
+    """Write more output than any process reads, and then raise."""
     words = f"fault {base.number} on rank {base.rank}"
     ways = ["print('x' * 99)", "os.write(1, b'y' * 99 + b'\\n')", "print('z' * 99, file=sys.stderr)"]
     writing = base.rng.choice(ways)

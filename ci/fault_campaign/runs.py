@@ -35,11 +35,12 @@ _OURS = ("test_faults.py", "pytest.ini", "__pycache__")
 def run_faults(
     faults: Sequence[Fault], *, world: str = "gloo", plugins: Sequence[str] = (), keep: Path | None = None
 ) -> Run:
-    """Run one test file with these faults, which share ``watch``; see what is there afterwards.
+    """Run one test file with these faults, which share ``watch``, and record everything that remains.
 
     Args:
+        faults: the faults to inject, one test each.
         world: one of ``WORLDS``.
-        plugins: of pytest, besides the recorder.
+        plugins: pytest plugins besides the recorder.
         keep: a folder that gets a copy of the test file.
     """
     with tempfile.TemporaryDirectory(prefix="pdlcheck-faults-") as name:
@@ -69,7 +70,7 @@ def _run(folder: Path, faults: Sequence[Fault], world: str, plugins: Sequence[st
     path = [str(ROOT), str(ROOT / "ci"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     environment |= dict([token.split("=")], TMPDIR=str(folder / "temporary"))
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without its cache pytest rewrites every plugin in every rank
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without this cache pytest rewrites every plugin in every rank
     with (folder / "output").open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -98,7 +99,7 @@ def _run(folder: Path, faults: Sequence[Fault], world: str, plugins: Sequence[st
 
 
 def _strike(process: subprocess.Popen[bytes], fault: Fault) -> float:
-    """A signal to the process group of pytest, as a terminal does it with Ctrl-C."""
+    """Send a signal to the process group of pytest, as a terminal does after Ctrl-C."""
     time.sleep(fault.delay_s)
     struck = time.monotonic()
     for pause_s in (0.0, 0.1) if fault.action else (0.0,):
@@ -120,6 +121,6 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 def _prepare(shared: Path) -> None:
     if shared != SHARED_MEMORY:
         enter(shared)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background has it ignored
-    # a crash of a rank would write a file where the system is set up so
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores SIGINT
+    # else a rank that crashes may write a core file
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -1,4 +1,4 @@
-"""The test file that commits the faults: each is a test, and each is followed by one that must pass."""
+"""The test file that commits the faults: one test for each fault, followed by a test that must pass."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def {name}_{which}(rank, world_size):
 
 
 def test_file(faults: Sequence[Fault], moments: Path) -> str:
-    """The source of a test file for these faults; each writes its moment into a file of the folder ``moments``."""
+    """Return the source of a test file for these faults; each writes its moment into a file in ``moments``."""
     head = _HEAD.format(moments=str(moments), LIVES_ON=LIVES_ON)
     text = "\n\n".join([head, getsource(limit_memory), getsource(hoard)])
     for fault in faults:
@@ -147,7 +147,7 @@ def test_file(faults: Sequence[Fault], moments: Path) -> str:
         if fault.where == "run":
             text += _healthy_run(fault)
             continue
-        if fault.where == "idle" or fault.limit_s < PATIENT_S:  # with ranks that are there already
+        if fault.where == "idle" or fault.limit_s < PATIENT_S:  # on ranks that exist already
             text += _healthy(fault, "before")
         if fault.where != "idle":
             text += _on_ranks(fault)
@@ -180,7 +180,7 @@ def _on_ranks(fault: Fault) -> str:
 
 
 def _body(fault: Fault, commit: Sequence[str]) -> list[str]:
-    if fault.signo:  # it comes while the ranks communicate
+    if fault.signo:  # the signal arrives while the ranks communicate
         return ["while True:", *_indent(["meet()", "time.sleep(0.001)"])]
     rounds = [f"rounds({fault.rounds})"]
     match fault.moment:
@@ -190,7 +190,7 @@ def _body(fault: Fault, commit: Sequence[str]) -> list[str]:
             return [*rounds, *commit, "meet()"]
         case "after":
             return [*rounds, "meet()", *commit]
-    # together: the fault is what this rank passes to the collective of all
+    # the fault is this rank's argument of the collective that all ranks join
     return [*rounds, *commit, "else:", *_indent(list(fault.extra))]
 
 
@@ -209,7 +209,7 @@ def _healthy(fault: Fault, which: str, strike: str = "") -> str:
 
 
 def _healthy_run(fault: Fault) -> str:
-    """Several seconds of tests on ranks, for a Ctrl-C to come at any moment of them."""
+    """Return several seconds of tests on ranks, so that a Ctrl-C can arrive at any moment of them."""
     return _lines(
         [
             '@pytest.mark.parametrize("number", range(200))',

@@ -1,4 +1,4 @@
-"""Whether what pytest reported is what should be said of a fault."""
+"""Comparison of pytest's report with the report that a fault requires."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Run:
     """One pytest run.
 
     Args:
-        records: what the recorder wrote, in order.
-        moments: fault number -> when it happened.
-        notes: names of all notes that ranks have left: "next-7-1" when rank 1 ran the test after fault 7.
-        exitcode: of pytest, minus the signal if one ended it; None where it had to be killed.
-        ended_s: from the Ctrl-C to the end of the run, where there was one.
-        left: what the run has left behind.
+        records: the entries that the recorder wrote, in order.
+        moments: fault number -> its time.
+        notes: names of all notes that ranks have left: "next-7-1" if rank 1 ran the test after fault 7.
+        exitcode: exit code of pytest, or minus the signal that ended it; None if the campaign had to kill it.
+        output: the text that pytest printed.
+        left: descriptions of the leftovers of the run.
+        ended_s: time from the Ctrl-C to the end of the run, if there was one.
     """
 
     records: Sequence[Mapping[str, Any]]
@@ -37,7 +38,7 @@ class Run:
 
 @dataclass
 class Verdict:
-    """Of one fault; it held if there is no trouble."""
+    """The verdict on one fault; the fault passed if there is no trouble."""
 
     fault: Fault
     reported: bool = False
@@ -48,12 +49,12 @@ class Verdict:
 
     @property
     def held(self) -> bool:
-        """All that must hold did."""
+        """Return whether every requirement held."""
         return not self.trouble
 
 
 def judge(fault: Fault, run: Run, *, slow: float = 1.0) -> Verdict:
-    """Compare what was reported with what the fault was; ``slow``: so many times slower may this machine be."""
+    """Compare the report with the fault; ``slow`` is the factor by which this machine may be slower."""
     fault = replace(fault, within_s=fault.within_s * slow)
     verdict = Verdict(fault)
     if run.exitcode is None:
@@ -73,7 +74,7 @@ def _judge_test(verdict: Verdict, run: Run) -> None:
     reports = _reports(run, fault.name)
     failed = [report for report in reports if report["outcome"] == "failed"]
     moment = run.moments.get(fault.number)
-    if fault.where == "idle":  # the next test is all there is to see
+    if fault.where == "idle":  # only the next test can show this fault
         if moment is None:
             trouble.append("the fault did not happen")
         trouble += _lacking(fault, "".join(record["said"] for record in _reports(run, f"{fault.name}_next")))
@@ -133,9 +134,10 @@ def _judge_interrupt(verdict: Verdict, run: Run) -> None:
         verdict.trouble.append("a test was blamed:\n" + "\n".join(f"{record['text']}" for record in wrong))
     if run.exitcode == 0:
         verdict.trouble.append("the run ended as if nothing had happened")
-    # before, it comes during imports: Python may end before pytest can say so, numpy makes an ImportError of it
+    # An interrupt before the first test hits the imports: Python may end without a report, and numpy makes an
+    # ImportError of it.
     began = any(record["event"] == "test" for record in run.records)
-    twice = bool(fault.action)  # the second may cut pytest's words short
+    twice = bool(fault.action)  # the second Ctrl-C may cut pytest's output short
     if fault.kind == "kill-pytest":
         if run.exitcode != -getattr(signal, fault.signo):
             verdict.trouble.append(f"pytest ended with {run.exitcode}, not by {fault.signo}")

@@ -1,1 +1,1 @@
-"""Arbitrary bytes for everything that reads bytes; the command is ci/fuzz_readers.py."""
+"""Fuzzing of every reader with arbitrary bytes; the command is ci/fuzz_readers.py."""

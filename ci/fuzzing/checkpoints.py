@@ -1,4 +1,4 @@
-"""Checkpoints: they are loaded, or refused with all objects as they were."""
+"""Fuzz targets of checkpoints: each is loaded, or refused with all objects unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[bytes, .
 
 
 def _sealed(blocks: Sequence[Block]) -> bytes:
-    """A file whose length and digest are right, whatever its blocks are."""
+    """Return a file with a correct length and digest, whatever its blocks contain."""
     with tempfile.TemporaryFile() as file:
         write(file.fileno(), blocks)
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
@@ -68,7 +68,7 @@ def _blocks(file: bytes) -> list[bytes]:
 
 
 def _tree_of_pickle(tree: bytes, data: bytes) -> bytes:
-    """What torch.save wrote, with another pickle in it."""
+    """Return the archive of torch.save with another pickle in it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(tree)) as old, zipfile.ZipFile(buffer, "w") as new:
         for name in old.namelist():
@@ -82,7 +82,7 @@ def _pickle(tree: bytes) -> bytes:
 
 
 def _edited_tree(file: bytes, places: Sequence[tuple[int, Any]]) -> bytes:
-    """A checkpoint of which some values are odd ones."""
+    """Return a checkpoint in which some values are replaced by odd ones."""
     tree, *held = _blocks(file)
     payload = torch.load(io.BytesIO(tree), weights_only=True)
     for place, value in places:
@@ -103,7 +103,7 @@ def _size(value: Any) -> int:
 
 
 def _replaced(value: Any, place: int, by: Any) -> tuple[Any, int]:
-    """``value`` with ``by`` at a place, counted in order from 0; and what is left of the count after it."""
+    """Replace the value at one place, counted in order from 0, by ``by``; also return the rest of the count."""
     if place == 0:
         return by, -1
     place -= 1

@@ -1,8 +1,8 @@
-"""The process that reads: it may crash or hang, and the file that it read then lies where the parent finds it.
+"""The process that reads: if it crashes or hangs, its parent finds the last file that it read.
 
 Usage: python -m fuzzing.child FOLDER SECONDS SEED TARGETS [PLUGIN ...]
 
-One line of JSON for each target, on stdout: its name, the number of executions, and what was found.
+It prints one line of JSON for each target: its name, the number of executions, and its failures.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fuzzing.limits import bounded, guard_the_machine
 from fuzzing.target import CORPUS, Target, corpus_of
 from fuzzing.targets import TARGETS
 
-_ROUND = 2000  # executions after which Hypothesis begins anew
-_DEEP = 6  # frames of a traceback that are shown
+_ROUND = 2000  # number of executions after which Hypothesis starts again
+_DEEP = 6  # number of traceback frames that are shown
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _fuzz(target: Target, seconds: float, number: int) -> dict[str, Any]:
-    """Let Hypothesis make files for so long, or until one breaks the reader, which it then makes smaller."""
+    """Let Hypothesis make files for this time, or until one breaks the reader; then reduce that file."""
     _warm_up(target)
     until = time.monotonic() + seconds
     executions = 0
@@ -91,9 +91,9 @@ def _fuzz(target: Target, seconds: float, number: int) -> dict[str, Any]:
 
 
 def _warm_up(target: Target) -> None:
-    """Read the correct examples without limits: on a new machine this compiles the reader, which takes longer."""
+    """Read the correct examples without limits, because the first read compiles the reader on a new machine."""
     kept = CORPUS / target.name
-    path = Path(f"warm-up{target.suffix}")  # not where the parent looks for a reader that hangs
+    path = Path(f"warm-up{target.suffix}")  # outside the folder that the parent searches after a hang
     for data in corpus_of(target.name) if kept.is_dir() else []:
         with contextlib.suppress(Exception):  # it is read again, within the limits
             path.write_bytes(data)

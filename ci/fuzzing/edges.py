@@ -1,4 +1,4 @@
-"""Files of edges in each format, packed and not: a graph that can be ranked, or an error that names the file."""
+"""Fuzz targets of edge files in each format, compressed or not: a valid graph, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pdlcheck.primitives.pagerank import Graph, pagerank, read_edges
 
 __all__ = ["TARGETS"]
 
-_FEW = 10_000  # nodes and edges that are ranked
+_FEW = 10_000  # most nodes and edges that are ranked
 _WORDS = {
     "text": b'# % , ; | " src dst weight source target +1 \xef\xbb\xbf \r\n \t \xff'.split(b" "),
     "konect": b"% sym asym bip unweighted positive signed".split(b" "),
@@ -33,7 +33,7 @@ def _check(path: Path) -> None:
     try:
         graph = read_edges(path)
     except (MemoryError, ValueError, TypeError) as error:
-        # type: subclasses, as UnicodeDecodeError, are of Python and not words of ours
+        # exact type: a subclass such as UnicodeDecodeError comes from Python, so its message is not the project's
         require(type(error) in (MemoryError, ValueError, TypeError), f"{type(error).__name__} is raised: {error}")
         require(str(path) in str(error), f"the error does not name the file: {error}")
         return
@@ -71,7 +71,7 @@ def _zipped(members: dict[str, bytes]) -> bytes:
 
 
 def _arrays() -> st.SearchStrategy[bytes]:
-    """Archives that are whole, of arrays that are not: their members are edited, and packed anew."""
+    """Return intact archives whose arrays are damaged: their members are edited and packed again."""
     kept = [_members(data) for data in corpus_of("npz") if zipfile.is_zipfile(io.BytesIO(data))]
     everything = [data for members in kept for data in members.values()]
     shapes = [{name: mutated([data, data, data, *everything]) for name, data in members.items()} for members in kept]

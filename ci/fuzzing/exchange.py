@@ -1,4 +1,4 @@
-"""What processes say to each other: a rank whose memory or pipe is spoiled is told, and the controller goes on."""
+"""Fuzz targets of messages between processes: damaged memory or pipes are reported, and the controller goes on."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from pdlcheck.worlds.simulated.schedules.spec import schedule_of
 
 __all__ = ["TARGETS"]
 
-_PIECE = 700  # bytes that arrive together
+_PIECE = 700  # number of bytes that arrive together
 _CALL = 1
-_ROW, _LOG = 8 << 16, 1 << 18  # bytes of the two parts of a board of one rank
+_ROW, _LOG = 8 << 16, 1 << 18  # sizes in bytes of the two parts of the board of one rank
 
 
 def _check_messages(path: Path) -> None:
-    """What a rank has sent, and something else has written between: as Python's own end reads it, or the end."""
+    """Check a pipe with foreign bytes in it: the same messages as Python's own reader gives, or the end of the pipe."""
     data = path.read_bytes()
     with _written(data) as there:
         expected = _as_python_reads(there)
@@ -51,7 +51,7 @@ def _check_messages(path: Path) -> None:
 
 
 def _before(messages: list[bytes]) -> int:
-    """How many there are before one that is none."""
+    """Return the number of valid messages before the first invalid one."""
     for number, message in enumerate(messages):
         try:
             report_of(message)
@@ -87,7 +87,7 @@ def _as_python_reads(connection: Connection[Any, Any]) -> list[bytes]:
 
 
 def _check_board(path: Path) -> None:
-    """The log of a rank whose memory was overwritten: what was written there, or the error that says so."""
+    """Check the log of a rank whose memory was overwritten: its entries, or an error that reports the damage."""
     data = path.read_bytes()
     fd = shared_file(1)
     board = Board(fd, 1)
@@ -123,7 +123,7 @@ def _check_meeting_file(path: Path) -> None:
 
 
 def _check_door(path: Path) -> None:
-    """A stranger at the door of a launch says these bytes, and a stranger says them to one who wants to enter."""
+    """Check both sides of a launch's door: a stranger that sends these bytes, and a stranger that answers with them."""
     data = path.read_bytes()
     door = Door("127.0.0.1", b"0123456789abcdef", 2)
     try:
@@ -151,13 +151,13 @@ def _check_door(path: Path) -> None:
 
 
 def _say(stranger: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # sent away already
+    with contextlib.suppress(OSError):  # already refused and closed
         stranger.sendall(data)
         stranger.shutdown(socket.SHUT_WR)
 
 
 def _log(*entries: object) -> bytes:
-    """A rank's log as its rank writes it."""
+    """Return a rank's log as the rank writes it."""
     fd = shared_file(1)
     board = Board(fd, 1)
     try:

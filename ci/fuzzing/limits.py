@@ -1,4 +1,4 @@
-"""How long one reading may take, and how much memory."""
+"""Limits of one read: time and memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fuzzing.target import Broken
 __all__ = ["LIMIT_S", "bounded", "guard_the_machine"]
 
 LIMIT_S = 5
-_MEMORY = 256 << 20  # bytes, whatever the file: it is small
+_MEMORY = 256 << 20  # bytes; one limit for every file, because all files are small
 _OF_THE_MACHINE = 12 << 30
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def guard_the_machine() -> None:
-    """A reader that asks for more than this gets a MemoryError, before others on the machine get none."""
+    """Make a reader that asks for more memory raise MemoryError before other programs run out of memory."""
     resource.setrlimit(resource.RLIMIT_AS, (_OF_THE_MACHINE, resource.getrlimit(resource.RLIMIT_AS)[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """What runs in the block takes no longer and no more than the limits, or it is broken."""
+    """Check that the block keeps the limits of time and memory."""
     before = _resident("VmRSS")
-    _CLEAR.write_text("5")  # the peak begins anew
+    _CLEAR.write_text("5")  # resets the peak
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(LIMIT_S)
     try:

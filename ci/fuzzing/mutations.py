@@ -1,4 +1,4 @@
-"""Bytes that are almost right: those of a corpus, with a few edits."""
+"""Slightly damaged bytes: members of a corpus with a few edits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Edit = tuple[Any, ...]
 
 
 def mutated(corpus: Sequence[bytes], words: Sequence[bytes] = ()) -> st.SearchStrategy[bytes]:
-    """One of ``corpus``, perhaps edited; ``words`` are what the format gives a meaning to."""
+    """Draw a member of ``corpus``, perhaps edited; ``words`` are byte strings with a meaning in the format."""
     return st.builds(_edited, st.sampled_from(corpus), edits(corpus, words))
 
 

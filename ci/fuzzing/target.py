@@ -1,4 +1,4 @@
-"""What is fuzzed: a reader, bytes for it, and what must hold of whatever it makes of them."""
+"""A fuzz target: a reader, bytes for it, and the requirements on its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.strategies import SearchStrategy
 
 __all__ = ["CORPUS", "NAMES", "Broken", "Target", "corpus_of", "require"]
 
-# of all targets: the command knows them without importing torch
+# names of all targets: the command uses them without importing torch
 NAMES = ["text", "konect", "matrix-market", "metis", "npz", "parquet", "packed"]
 NAMES += ["checkpoint", "checkpoint-body", "checkpoint-pickle", "checkpoint-tree"]
 NAMES += ["messages", "board", "journal", "schedule", "meeting-file", "door"]
@@ -18,17 +18,18 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 class Broken(Exception):
-    """A reader did what it must not do; the message says what."""
+    """Raised when a reader violates a requirement; the message describes the violation."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader.
+    """A reader to fuzz.
 
     Args:
+        name: of the target and of its folder in the corpus.
         data: the contents of files.
-        check: reads one file, raises :class:`Broken` or lets through what the reader must not raise.
-        suffix: of the file.
+        check: reads one file; raises :class:`Broken`, or does not catch an error that the reader must not raise.
+        suffix: suffix of the file name.
     """
 
     name: str
@@ -38,11 +39,11 @@ class Target:
 
 
 def corpus_of(name: str) -> list[bytes]:
-    """The examples of a target; found-... are not edited, but tried as they are."""
+    """Return the examples of a target, except the files found-..., which are tried without edits."""
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir()) if not path.name.startswith("found-")]
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise :class:`Broken` unless it holds."""
+    """Raise :class:`Broken` if the condition does not hold."""
     if not holds:
         raise Broken(otherwise)

@@ -1,4 +1,4 @@
-"""All that is fuzzed."""
+"""All fuzz targets."""
 
 from __future__ import annotations
 

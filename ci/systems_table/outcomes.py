@@ -1,4 +1,4 @@
-"""A pytest plugin that writes down which test passed in which world: ``-p systems_table.outcomes --outcomes FILE``."""
+"""A pytest plugin that writes the outcome and the world of each test: ``-p systems_table.outcomes --outcomes FILE``."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class _Outcomes:
             test["outcome"] = report.outcome
 
     def pytest_sessionfinish(self) -> None:
-        if self._tests:  # a launched process that lends its place has none
+        if self._tests:  # empty in an agent of a launched session
             self._file.write_text(json.dumps(self._tests))

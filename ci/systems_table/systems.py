@@ -1,4 +1,4 @@
-"""The systems S6 to S26 of the documents that the project was made from: what each is here, and which tests say so."""
+"""The systems S6 to S26 of the project's source documents: their counterparts here, and the tests of each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ class System:
     """A row of the table.
 
     Args:
-        primitives: names that the marker ``verifies`` of the suites carries.
-        tests: node ids, or their beginnings, of what shows it beside the suites.
-        benchmarks: beginnings of names of benchmarks in the saved results.
+        number: of the system in the documents.
+        title: of the system.
+        primitives: names in the suites' marker ``verifies``.
+        tests: node ids, or their beginnings, of further tests besides the suites.
+        benchmarks: beginnings of benchmark names in the saved results.
     """
 
     number: str

@@ -1,4 +1,4 @@
-"""Checkpoints that are cut, changed or exchanged, and whether anything of them is loaded."""
+"""Checkpoints that are cut, changed or exchanged, and the check that nothing of them is loaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DAMAGES = {
     "longer": "bytes of an older file at its end",
     "exchanged": "two stretches of equal length exchanged",
 }
-_HEADER = 100  # bytes of the first lines
+_HEADER = 100  # number of bytes of the first lines
 
 
 @dataclass(frozen=True)
 class Torn:
-    """What became of one damaged file."""
+    """The outcome of one damaged file."""
 
     number: int
     kind: str
@@ -44,7 +44,7 @@ class Torn:
 
 
 def damage(content: bytes, kind: str, draw: random.Random) -> bytes:
-    """Other bytes than ``content``."""
+    """Return damaged bytes that differ from ``content``."""
     damaged = bytearray(content)
     if kind.startswith("cut"):
         return content[: draw.randrange(_HEADER if "header" in kind else len(content))]
@@ -67,7 +67,7 @@ def damage(content: bytes, kind: str, draw: random.Random) -> bytes:
 
 
 def tear(number: int, seed: int, world: Any, world_size: int) -> Torn:
-    """Damage the newer one of two checkpoints, and load it on every rank."""
+    """Damage the newer of two checkpoints, and load it on every rank."""
     draw = random.Random(f"{seed} {number}")
     kind = list(DAMAGES)[number % len(DAMAGES)]
     with tempfile.TemporaryDirectory(prefix="pdlcheck-torn-") as name:
@@ -91,7 +91,7 @@ def _parts(seed: int) -> dict[str, Any]:
 
 
 def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Digest of everything that loading could change."""
+    """Return a digest of everything that loading could change."""
     moments = [value for state in optimizer.state.values() for value in state.values()]
     return shard_digest([*model.state_dict().values(), *moments, torch.get_rng_state()])
 
@@ -109,7 +109,12 @@ def _write(folder: Path, seed: int) -> str:
 
 
 def _read(folder: Path, torn: Path) -> tuple[str, bool, bool, str | None, str]:
-    """What was said, whether it was loaded, whether all is as before, what is the latest, and the latest loaded."""
+    """Load the damaged checkpoint and then the latest one; return what happened.
+
+    Returns:
+        The error message, whether the damaged one was loaded, whether all is unchanged, the name of the latest one, and
+        the digest after loading that.
+    """
     parts = _parts(7 + dist.get_rank())
     before, said, loaded = _held(**parts), "", False
     try:

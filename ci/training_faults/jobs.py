@@ -1,4 +1,4 @@
-"""One job of torchrun in which workers are killed and started again, and what its output says."""
+"""One torchrun job in which workers are killed and restarted, and the analysis of its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training_faults.kills import Kill
 ROOT = Path(__file__).parents[2]
 SAVE_EVERY, KEEP = 2, 3
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # https://github.com/pytorch/pytorch/issues/135712
-_SPARE = 3  # restarts that no kill is planned for
+_SPARE = 3  # number of restarts beyond the planned kills
 _ATTEMPT = re.compile(r"attempt (\d+)$")
 _STARTED = re.compile(r"rank (\d+) of \d+ is process (\d+)")
 _STEP = re.compile(r"step (\d+) on rank (\d+) of \d+: samples \[.*\], weights ([0-9a-f]+)")
@@ -27,7 +27,7 @@ _TRAINED = re.compile(r"trained on rank (\d+) of \d+: ([0-9a-f]+)")
 
 @dataclass
 class Attempt:
-    """What the ranks printed between two starts."""
+    """The output of the ranks between two starts."""
 
     steps: list[tuple[int, int, str]] = field(default_factory=list)
     trained: dict[int, str] = field(default_factory=dict)
@@ -35,14 +35,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Job:
-    """How a job ended.
+    """The result of a job.
 
     Args:
-        attempts: one for each time that the workers were started.
-        struck: for each kill that was delivered, the attempt in which it was.
-        left: what remained afterwards that should not.
-        output: all of it.
-        exit: of torchrun.
+        attempts: one for each start of the workers.
+        struck: each delivered kill -> the attempt in which it was delivered.
+        left: leftovers that should not be there.
+        output: the whole output.
+        exit: exit code of torchrun.
     """
 
     attempts: list[Attempt]
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether training went on after a kill, from the right step, with the right weights, and left nothing."""
+    """The verdict on one kill: training resumed at the right step with the right weights, and left nothing behind."""
 
     kill: Kill
     goes_on: bool
@@ -88,7 +88,7 @@ def run_job(kills: Sequence[Kill], world_size: int, steps: int, timeout_s: float
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except BaseException as error:
-            process.terminate()  # torchrun ends its workers, which are in sessions of their own
+            process.terminate()  # torchrun ends its workers, which have their own sessions
             output, _ = process.communicate()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -98,7 +98,7 @@ def run_job(kills: Sequence[Kill], world_size: int, steps: int, timeout_s: float
 
 
 def judge(job: Job, reference: Job) -> list[Verdict]:
-    """One verdict for each kill that was delivered."""
+    """Return one verdict for each delivered kill."""
     right = {step: weights for step, _, weights in reference.attempts[0].steps}
     final = reference.attempts[0].trained[0]
     ended = job.exit == 0 and bool(job.attempts) and set(job.attempts[-1].trained.values()) == {final}
@@ -122,7 +122,7 @@ def judge(job: Job, reference: Job) -> list[Verdict]:
 
 
 def _attempts(output: str) -> list[Attempt]:
-    """What was printed between one start and the next: torchrun ends all workers before it starts them again."""
+    """Split the output by starts; torchrun ends all workers before it starts them again."""
     attempts: list[Attempt] = []
     for line in output.splitlines():
         if found := _ATTEMPT.match(line):

@@ -1,9 +1,9 @@
-"""Runs examples/elastic.py as one worker of torchrun and kills it where the plan says so.
+"""Run examples/elastic.py as one worker of torchrun, and kill the worker at the planned event.
 
 Usage: torchrun ... ci/training_faults/killed.py PLAN LOG EXAMPLE [arguments of the example]
 
-PLAN holds one kill for each time that the workers are started. What happened is noted in LOG before the signal, which
-the process sends to itself: nothing of Python runs between the noted place and the end.
+PLAN holds one kill for each start of the workers. The worker writes the event to LOG and then sends the signal to
+itself, so no Python code runs between the logged event and the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     plan, log, example, *rest = sys.argv[1:]
     kills = json.loads(Path(plan).read_text())
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    print(f"attempt {attempt}\n", end="", flush=True)  # in one piece, as torchrun starts its workers unbuffered
+    print(f"attempt {attempt}\n", end="", flush=True)  # in one write: workers of torchrun are unbuffered
     if attempt < len(kills):
         kill = Kill(**kills[attempt])
         if kill.rank == int(os.environ["RANK"]):
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 class Striker:
-    """Counts events and kills this process at the one that was drawn."""
+    """A counter of events that kills this process at the drawn one."""
 
     def __init__(self, kill: Kill, attempt: int, log: str) -> None:
         self.kill, self.attempt, self.log, self.seen = kill, attempt, log, 0
@@ -58,7 +58,7 @@ class Striker:
 
 
 def arm(kill: Kill, striker: Striker) -> None:
-    """Lay the trap."""
+    """Install the hook that delivers the kill."""
     if kill.kind == "moment":
         timer = threading.Timer(2 * kill.share, striker.strike)
         timer.daemon = True
@@ -101,7 +101,7 @@ def _after(function: Any, striker: Striker) -> Any:
 
 
 def _torn(striker: Striker) -> Any:
-    """The tree and each larger tensor are written by themselves; a part of one reaches the file."""
+    """Write only a part of a block before the kill; the tree and each larger tensor are blocks of their own."""
 
     def wrapped(descriptor: int, content: Any) -> int:
         if _is_temporary(descriptor) and len(content) > 1000 and striker.reached():

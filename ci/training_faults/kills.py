@@ -1,4 +1,4 @@
-"""Which rank is killed, and when. Everything follows from a seed and a number."""
+"""The rank and the moment of each kill, determined by a seed and a number."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Kill:
     """A SIGKILL.
 
     Args:
-        number: of this kill in the campaign.
+        number: number of this kill in the campaign.
         kind: one of ``KINDS``.
-        rank: who is killed.
-        count: at which such event since the ranks were started, from 1.
-        share: which part of the file is written, or of two seconds has passed.
+        rank: the rank to kill.
+        count: number of the event since the ranks started, from 1, at which the kill happens.
+        share: the written share of the file, or the elapsed share of two seconds.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Kill:
 
 
 def draw(seed: int, number: int, world_size: int) -> Kill:
-    """Kill ``number`` of the campaign ``seed``. Each kind comes up equally often."""
+    """Return kill ``number`` of the campaign ``seed``. Each kind occurs equally often."""
     draw = random.Random(f"{seed} {number} {world_size}")
     kind = list(KINDS)[number % len(KINDS)]
     first, last = (0, 0) if kind in _BY_RANK_0 else (1 if kind == "waiting" else 0, world_size - 1)

@@ -1,4 +1,4 @@
-"""A Slurm cluster of a few nodes on this machine, for as long as it is needed."""
+"""A temporary Slurm cluster of a few nodes on this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NODE = "NodeName=node{k} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs
 
 
 def missing() -> str:
-    """What this machine lacks for a cluster, and how to get it; empty if nothing."""
+    """Return what this machine lacks for a cluster, with an install command; empty if nothing."""
     if os.geteuid() == 0 and all(map(shutil.which, PROGRAMS)):
         return ""
     return "needs root and Slurm: apt-get install slurmctld slurmd slurm-client munge"
@@ -51,7 +51,7 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def slurm_cluster(nodes: int) -> Iterator[dict[str, str]]:
-    """Start it, give the variables that make ``srun`` find it, stop it with all that it has started."""
+    """Start a cluster, yield the variables that ``srun`` needs to find it, and stop it with all its processes."""
     host = socket.gethostname().partition(".")[0]
     with tempfile.TemporaryDirectory(prefix="pdlcheck-slurm-") as name, contextlib.ExitStack() as running:
         folder, ports = Path(name), _free_ports(1 + nodes)

@@ -1,4 +1,4 @@
-"""Ranks that end: processes only. The next test must find healed ranks."""
+"""Tests whose ranks end; for process worlds only. The next test must find healed ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thirty tests whose verdicts must not depend on where ranks run; each name begins with its verdict.
+"""Thirty tests whose verdicts must not depend on the world; each name begins with its verdict.
 
 ``python ci/same_verdicts.py`` runs them in every world and under every launcher. World sizes are at most 4.
 """

@@ -1,8 +1,8 @@
-"""How long does a small all_reduce on gloo take where threads may push one another off a core, and where they may not?
+"""Time a small all_reduce on gloo under two scheduling policies: with and without preemption between threads.
 
     torchrun --nproc-per-node 2 gloo_polls.py
 
-Linux alone; as many processes as cores, or more. Both policies take their turn in every round.
+Needs Linux, and at least as many processes as cores. Both policies take turns in every round.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ POLICIES = {"SCHED_OTHER": "what threads have", "SCHED_BATCH": "who wakes up wai
 
 
 def threads(name=""):
-    """The threads of this process, of one name."""
+    """Return the threads of this process whose name contains ``name``."""
     own = Path("/proc/self/task")
     return [int(path.name) for path in own.iterdir() if name in (path / "comm").read_text()]
 
 
 def polled_s():
-    """CPU time of gloo's thread for connections."""
+    """Return the CPU time of gloo's connection thread."""
     spent = [Path(f"/proc/self/task/{thread}/schedstat").read_text() for thread in threads("gloo_tcp_loop")]
     return sum(int(text.split()[0]) for text in spent) * 1e-9
 
 
 def measure(policy, times=TIMES):
-    """Microseconds of each all_reduce, and of the thread for connections in all of them."""
+    """Return the microseconds of one all_reduce, and those of the connection thread in all of them."""
     for thread in threads():
         os.sched_setscheduler(thread, getattr(os, policy), os.sched_param(0))
     tensor, took = torch.ones(4), []

@@ -1,6 +1,6 @@
-"""Two all-gathers, and a wait for the second alone: is the first one's result there?
+"""Two all-gathers, and a wait for the second one only: count the reads that find the first result incomplete.
 
-torchrun --nproc-per-node 2 last_of_several.py          # waits for the second: most often it is not
+torchrun --nproc-per-node 2 last_of_several.py          # waits for the second: most often it is incomplete
 torchrun --nproc-per-node 2 last_of_several.py --all    # waits for both
 """
 
@@ -16,7 +16,7 @@ NUMEL, TIMES = 4_000_000, 20
 
 
 def times_unfinished(wait_for_all=False, numel=NUMEL, times=TIMES):
-    """How often the gathered tensor does not hold the last rank's values when it is read."""
+    """Return how often the gathered tensor lacks the last rank's values when it is read."""
     warnings.simplefilter("ignore")  # torch renames its functions from release to release
     size, unfinished = dist.get_world_size(), 0
     for _ in range(times):

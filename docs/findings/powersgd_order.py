@@ -25,18 +25,18 @@ def torchs_hook(state, bucket):
 
 
 def waited_hook(state, bucket):
-    """The next bucket starts when this one has ended, so that callbacks of two buckets cannot interleave."""
+    """Run torch's hook and wait for it, so that callbacks of two buckets cannot interleave."""
     future = power_sgd.powerSGD_hook(state, bucket)
     future.wait()
     return future
 
 
 def train(hook, order=None):
-    """The weights after a few steps; ``order`` takes the number of elements of each all_reduce as it is issued."""
+    """Return the weights after a few steps; append the number of elements of each all_reduce to ``order``."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
-    ddp = DistributedDataParallel(model, bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)  # a bucket for each layer
+    ddp = DistributedDataParallel(model, bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)  # one bucket for each layer
     state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
 
     def recording(state, bucket):

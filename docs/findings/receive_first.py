@@ -1,4 +1,4 @@
-"""Two ranks exchange 8 MiB on gloo: with the send posted first, and with the receive. Both take turns in one run.
+"""Two ranks exchange 8 MiB on gloo, with the send or the receive posted first. Both orders take turns in one run.
 
 torchrun --nproc-per-node 2 docs/findings/receive_first.py
 sudo python examples/ci/two_hosts.py --rate 1gbit 2 docs/findings/receive_first.py

@@ -1,4 +1,4 @@
-"""Each half of the ranks divides itself into pairs: does a sum over the pair reach the right ranks?
+"""Each half of the ranks is divided into pairs: show whether a sum over a pair reaches the right ranks.
 
 torchrun --nproc-per-node 8 subgroups_of_a_group.py         # new_subgroups(group=half): it does not
 torchrun --nproc-per-node 8 subgroups_of_a_group.py --all   # every rank makes the pairs of both halves
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 def sum_over_pair(all_make_all=False):
-    """Sum the ranks over this rank's pair."""
+    """Return the sum of the ranks in this rank's pair."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if all_make_all:
         pair, _ = dist.new_subgroups(group_size=2)

@@ -1,10 +1,11 @@
-"""The runs that loss_curves.svg shows, on real processes, and their table beside that of D. Gannon (2020).
+"""The runs of loss_curves.svg on real processes, and their table beside that of D. Gannon (2020).
 
 Usage: python docs/pictures/loss_curves.py [--world gloo] [--epochs 40]; needs pip install 'pdlcheck[report]'
 
-The function network learns sqrt(x) sin(3.14 x / 5) with 1, 2 and 4 replicas that take synchronous steps, then with 4
-that meet at every k-th step only: by their gradients, as the document has it, or by their models, which is local SGD.
-Fewer samples than there, x scaled to [-1, 1] and momentum, so that it takes seconds where the document took minutes.
+The function network learns sqrt(x) sin(3.14 x / 5). First 1, 2 and 4 replicas take synchronous steps. Then 4 replicas
+meet only at every k-th step: they average their gradients, as the document does, or their models, which is local SGD.
+There are fewer samples than in the document, x is scaled to [-1, 1], and SGD has momentum. So a run takes seconds,
+where the document's runs took minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def start() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def synchronous(epochs: int) -> tuple[list[float], float]:
-    """The loss of every epoch, and seconds of an epoch."""
+    """Return the loss of every epoch, and the seconds of one epoch."""
     model, data = start()
     begin = time.perf_counter()
     losses = train_synchronous(model, MSE, data, optimizer=SGD, epochs=epochs, global_batch=BATCH)
@@ -45,7 +46,7 @@ def synchronous(epochs: int) -> tuple[list[float], float]:
 
 
 def models_every(k: int | None, epochs: int) -> tuple[list[float], float]:
-    """Local SGD; never is once, at the end."""
+    """Train by local SGD; with ``k=None`` average the models only once, at the end."""
     model, data = start()
     begin = time.perf_counter()
     every = epochs * SAMPLES // BATCH if k is None else k
@@ -54,7 +55,7 @@ def models_every(k: int | None, epochs: int) -> tuple[list[float], float]:
 
 
 def gradients_every(k: int | None, epochs: int) -> tuple[list[float], float]:
-    """Gradients are averaged at every k-th step; nothing brings the models together."""
+    """Average the gradients at every k-th step, and never the models."""
     model, (x, y) = start()
     optimizer = SGD(model.parameters())
     losses, step, begin = [], 0, time.perf_counter()
@@ -76,7 +77,7 @@ def gradients_every(k: int | None, epochs: int) -> tuple[list[float], float]:
 
 
 def reached(losses: list[float]) -> int | None:
-    """The number of epochs after which the loss is below the goal."""
+    """Return the number of epochs after which the loss is below the goal."""
     return next((epoch for epoch, loss in enumerate(losses) if loss < GOAL), None)
 
 
@@ -96,7 +97,7 @@ def table(title: str, runs: dict[int | None, tuple[list[float], float]]) -> None
 
 def picture(panels: dict[str, dict[str, list[float]]], path: Path) -> None:
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "pdlcheck"  # the same picture has the same bytes
+    matplotlib.rcParams["svg.hashsalt"] = "pdlcheck"  # makes the bytes of the picture reproducible
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 3.2), sharey=True, layout="constrained")

@@ -1,6 +1,6 @@
-"""The run that pipeline.svg shows: GPipe's forward and backward passes on two hosts of two devices.
+"""The run of pipeline.svg: GPipe's forward and backward passes on two hosts with two devices each.
 
-Usage: python docs/pictures/pipeline.py; the program is written out, for readers who come from the README's picture
+Usage: python docs/pictures/pipeline.py; the program is written out for readers who come from the README's picture
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from pdlcheck.worlds import get_world
 
 
 def pipeline(stage_s, n_microbatches):
-    """A stage a rank; a backward pass takes twice as long as a forward pass."""
+    """Run one stage on each rank; a backward pass takes twice as long as a forward pass."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     for source, target, seconds in ((rank - 1, rank + 1, stage_s), (rank + 1, rank - 1, 2 * stage_s)):
         for _ in range(n_microbatches):

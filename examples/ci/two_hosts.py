@@ -1,11 +1,12 @@
-"""Run a Python module under torchrun on two hosts of this machine, with a cable of a given rate between them.
+"""Run a Python module under torchrun on two simulated hosts of this machine, connected at a given rate.
 
     sudo python two_hosts.py --rate 1gbit 4 -m pytest test_step.py
     sudo python two_hosts.py --rate 10gbit 2 -m pdlcheck bench comm --ranks 2 --json bench.json
 
-A host is a network namespace; the cable is a pair of veth devices, shaped by tc in both directions. The first half of
-the ranks runs on the first host. Needs root, iproute2 (``ip`` and ``tc``) and Linux. The namespaces have no names and
-end with their processes, so nothing is left behind. The exit code is that of the first host.
+A host is a network namespace. The cable between the hosts is a pair of veth devices; tc limits its rate in both
+directions. The first half of the ranks runs on the first host. The script needs root, iproute2 (``ip`` and ``tc``)
+and Linux. The namespaces have no names and end with their processes, so they leave nothing behind. The exit code is
+that of the first host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def main() -> int:
-    """Run it; return the exit code of the first host."""
+    """Run the module on both hosts; return the exit code of the first host."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", help="of the cable in each direction, such as 1gbit; default: no limit")
     parser.add_argument("ranks", type=int, help="on both hosts together")
@@ -59,7 +60,7 @@ def _enter_a_network() -> None:
 
 
 def _plug_in(name: str, address: str, rate: str | None) -> None:
-    """Give this end of the cable its address and rate, and tell the libraries of the ranks to use it."""
+    """Give this end of the cable its address and rate, and make the ranks' libraries use it."""
     if rate is not None:
         _run("tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
     _run("ip", "addr", "add", f"{address}/24", "dev", name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +21,8 @@ class Patch(NamedTuple):
         make: returns the stand-in, given the real value (``ABSENT`` without one). It may return the real value: then
             nothing is exchanged.
         why: the reason, for people who read the table.
-        everywhere: exchange the value in each module that has imported it by name, such as a test file. No module may
-            have a name for the stand-in: it would be given the real value.
+        everywhere: exchange the value in each module that has imported it by name, such as a test file. The module
+            that defines the stand-in keeps its names.
     """
 
     owner: Any
@@ -128,10 +128,19 @@ class Patches:
         """The table, without its state."""
         return [one.row for one in self._attributes]
 
+    def put_for_good(self) -> None:
+        """Put the patches and leave them, in a process that belongs to a rank."""
+        self.__enter__()
+
     def add(self, *rows: Patch) -> None:
-        """Add rows to the table; inside of the block they are in force at once."""
-        self._attributes += map(_Attribute, rows)
+        """Add rows that are not in the table yet; inside of the block they are in force at once."""
+        known = self.rows
+        self._attributes += [_Attribute(row) for row in rows if row not in known]
         self.put_late()
+
+    def stand_in(self, value: Any) -> Any:
+        """Return what takes the place of ``value`` now; itself if nothing does."""
+        return next((one.ours for one in self._attributes if one.in_force and one.real is value), value)
 
     def put_late(self) -> None:
         """Inside of the block, put the rows of modules that have been imported since it began."""
@@ -140,11 +149,11 @@ class Patches:
 
     def _put(self) -> None:
         changed = [one for one in self._attributes if one.put()]
-        self._importers.exchange({id(one.real): (one.real, one.ours) for one in changed if one.row.everywhere})
+        self._importers.exchange([(one.real, one.ours, _home(one)) for one in changed if one.row.everywhere])
 
     def _take_back(self) -> None:
         changed = [one for one in reversed(self._attributes) if one.take_back()]
-        self._importers.exchange({id(one.ours): (one.ours, one.real) for one in changed if one.row.everywhere})
+        self._importers.exchange([(one.ours, one.real, _home(one)) for one in changed if one.row.everywhere])
 
 
 class _Importers:
@@ -159,25 +168,40 @@ class _Importers:
         self._growing: list[ModuleType] = []
         self._state: tuple[object, ...] = ()
 
-    def exchange(self, exchange: Mapping[int, tuple[Any, Any]]) -> None:
-        """Give each name that holds the first value of a pair the second one; the keys are the ids of the first."""
-        if not exchange:
+    def exchange(self, pairs: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Give each name that holds the first value of a pair the second one, except in the module with these globals.
+
+        Args:
+            pairs: the present value, the new one, and the globals of the module that defines the stand-in.
+        """
+        if not pairs:
             return
+        by_id = {id(pair[0]): pair for pair in pairs}  # the ids are those of values that the pairs keep alive
         if self._state != self._present_state():
-            self._look(exchange)
+            self._look(by_id)
         for module, name in self._found:
-            pair = exchange.get(id(vars(module).get(name)))
+            pair = by_id.get(id(vars(module).get(name)))
             if pair is not None:
                 setattr(module, name, pair[1])
 
-    def _look(self, exchange: Mapping[int, object]) -> None:
+    def _look(self, by_id: Mapping[int, tuple[Any, Any, Any]]) -> None:
         modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
         self._growing = [one for one in modules if _is_growing(one)]
-        self._found = [(one, name) for one in modules for name, held in list(vars(one).items()) if id(held) in exchange]
+        self._found = [
+            (one, name)
+            for one in modules
+            for name, held in list(vars(one).items())
+            if id(held) in by_id and vars(one) is not by_id[id(held)][2]
+        ]
         self._state = self._present_state()
 
     def _present_state(self) -> tuple[object, ...]:
         return len(sys.modules), next(reversed(sys.modules)), *(len(vars(one)) for one in self._growing)
+
+
+def _home(attribute: _Attribute) -> Any:
+    """Return the globals of the module that defines a function; ``wraps`` makes ``__module__`` that of the real one."""
+    return getattr(attribute.ours, "__globals__", None)
 
 
 def _is_growing(module: ModuleType) -> bool:

@@ -1,1 +1,1 @@
-"""How a pytest item runs on ranks; what ``pdlcheck.plugin`` calls."""
+"""The implementation of ``pdlcheck.plugin``: how pytest items run on ranks."""

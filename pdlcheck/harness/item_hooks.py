@@ -1,8 +1,8 @@
-"""The pytest hooks around each test: what a test on ranks, or one that calls them, does in each of its phases.
+"""The pytest hooks around each test that runs on ranks or calls them.
 
-A plugin of its own, so that it can leave: where no collected test needs it, no hook of ours runs for any test, and
-what the hooks import on first use is not imported. Registered with ``pdlcheck.plugin``, whose place among other
-plugins the hooks rely on. Does not import torch.
+They are a plugin of their own so that it can be unregistered: if no collected test needs them, none of our hooks runs
+for any test, and nothing that the hooks import on first use is imported. ``pdlcheck.plugin`` registers this plugin
+together with itself, because the hooks rely on their position among other plugins. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ _COUNTS, _INTERRUPT = "pdlcheck.harness.reporting.world_counts", "pdlcheck.harne
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # the controller of pytest-xdist collects nothing itself
+    """Count tests by world in the controller of pytest-xdist."""
+    # The controller of pytest-xdist collects no tests, so pytest_collection_finish never runs there.
     if config.getoption("dist", "no") != "no" and not cases.runs_in_a_rank(config):
         _count_worlds(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave where no test needs us."""
+    """Unregister the hooks if no collected test needs them."""
     if cases.runs_in_a_rank(session.config):
         return
     if any(map(marker_ownership.is_concerned, session.items)) or "torch.distributed" in sys.modules:
-        _stay(session.config)  # of the second kind, a failure gets a hint
+        _stay(session.config)  # a failure of a test that only uses torch.distributed gets a hint
     else:
         _leave(session.config)
 
 
 def keep_ctrl_c(config: pytest.Config) -> None:
-    """From now on a Ctrl-C is not lost in an import."""
-    if not config.getoption("fulltrace", True) and not config.pluginmanager.has_plugin(_INTERRUPT):  # absent in ranks
+    """Keep a Ctrl-C from now on, even if an import swallows it."""
+    # The option fulltrace is absent in ranks.
+    if not config.getoption("fulltrace", True) and not config.pluginmanager.has_plugin(_INTERRUPT):
         from pdlcheck.harness.running import interrupt
 
         config.pluginmanager.register(interrupt, _INTERRUPT)
@@ -75,9 +77,11 @@ def _stay(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Finish the ranks after the last test, and collect their coverage data."""
     try:
         result = yield
-    except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:  # and not Ctrl-C, which ends ranks too
+    # Ctrl-C is not among these exceptions, because it ends the ranks too.
+    except (session.Failed, session.Interrupted, pytest.exit.Exception) as end:
         if open_worlds(session.config):
             from pdlcheck.harness.running.ranked import finish_ranks, status_of
 
@@ -87,13 +91,14 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         from pdlcheck.harness.rank.coverage import hand_over
         from pdlcheck.harness.running.worlds import bring_coverage
 
-        close_worlds(session.config)  # ranks write their last data when they end
+        close_worlds(session.config)  # the ranks write their last data when they end
         bring_coverage(session.config)
         hand_over(session.config)
     return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Report the calls that did not have the rank of ``--rank-pdb``."""
     if config.getoption("--pdl-rank-pdb") is not None:
         from pdlcheck.harness.collection.debugged_rank import calls_without
 
@@ -103,6 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail a test that cannot run here, and prepare the ranks of the others."""
     in_rank = cases.runs_in_a_rank(item.config)
     if item.get_closest_marker("gpu") and marker_ownership.skips_without_cuda(item, on_ranks=in_rank):
         from pdlcheck.harness.collection.gpu import require_cuda
@@ -119,7 +125,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from pdlcheck.harness.running import worlds
         from pdlcheck.harness.running.time_limits import not_counted
 
-        with not_counted(item):  # torch is imported here at the latest
+        with not_counted(item):  # torch is imported here at the latest, outside of the test's time limit
             worlds.isolate(item)
             if cases.case_of(item) is not None:
                 from pdlcheck.harness.running.ranked import prepare
@@ -129,6 +135,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]:
+    """Skip a test whose set-up needs more ranks than there are."""
     __tracebackhide__ = True
     from pdlcheck.harness.running import skips
 
@@ -142,6 +149,7 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the body of a test on ranks, or once for each schedule."""
     if cases.runs_in_a_rank(pyfuncitem.config):
         return None
     from pdlcheck.harness.collection.distributed_tests import is_distributed_test
@@ -175,16 +183,18 @@ def _remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Record the next item before the test begins."""
     _remember_next(item, nextitem)
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Record the next item, and finish the ranks after the last test."""
     _remember_next(item, nextitem)
     try:
         yield
-    finally:  # also where the last teardown fails: ranks of other world sizes may keep fixtures
+    finally:  # even if the last teardown fails: ranks of other world sizes may keep fixtures
         if nextitem is None and open_worlds(item.config):
             from pdlcheck.harness.running.ranked import finish_ranks
 
@@ -193,6 +203,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Run the call phase with the faults, the skips and the time limit of the test."""
     __tracebackhide__ = True
     from pdlcheck.harness.running import skips
 
@@ -216,12 +227,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Of pytest-timeout: its limit for a test on rank processes is kept by their world."""
+    """Let the world keep the limit of pytest-timeout, whose hook this is, for a test on rank processes."""
     from pdlcheck.harness.running.time_limits import GRACE_S, take_over
 
     if not take_over(item, settings.timeout):
         return None
-    if cases.case_of(item) is None:  # its body runs here and may hang outside the ranks
+    if cases.case_of(item) is None:  # its body runs in this process and may hang outside of the ranks
         timers = item.config.pluginmanager.getplugin("timeout")
         timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + GRACE_S))
     return True
@@ -229,6 +240,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    """Start the debugger on a failed simulated rank, or print where the ranks are."""
     rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
     case = cases.case_of(node) if (rank is not None) != debugs else None
     if case is not None and rank is None and case.world != "sim":
@@ -245,6 +257,7 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], rep
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the outcome, the output and the world of the ranks into the report of a test."""
     report = yield
     if cases.runs_in_a_rank(item.config):
         return report

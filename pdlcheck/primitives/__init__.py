@@ -1,11 +1,12 @@
-"""What is verified: plain functions over ``torch.distributed`` to import into other projects.
+"""Distributed training primitives: plain functions over ``torch.distributed`` that other projects can import.
 
-PageRank is in ``pdlcheck.primitives.pagerank``, more of pipelines in ``pdlcheck.primitives.pipeline``, the digits are
-in ``pdlcheck.primitives.digits``.
+pdlcheck's own suites test each of them. PageRank is in ``pdlcheck.primitives.pagerank``. More pipeline functions are in
+``pdlcheck.primitives.pipeline``. The digits data set is in ``pdlcheck.primitives.digits``.
 """
 
-# It captures the default group when it is imported, and the first optimizer imports it: after init_process_group it
-# would keep gloo's threads alive past destroy_process_group, and the process could abort as it exits. So import it now.
+# Import this module before any process group exists. It captures the default group at import, and the first optimizer
+# imports it. After init_process_group, that reference would keep gloo's threads alive past destroy_process_group, and
+# the process could abort as it exits.
 import torch.distributed.nn.functional  # noqa: F401
 
 from pdlcheck.primitives.checkpoint import latest_checkpoint, load_checkpoint, resumable_steps, save_checkpoint

@@ -1,4 +1,4 @@
-"""Ranks tell one another what they hold and what went wrong, so that all go on or all raise the same."""
+"""Agreement between ranks: exchange values and errors, so that all ranks go on or all raise the same error."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pdlcheck.primitives.arguments import Members
 __all__ = ["Exchange", "Row", "exchange", "raise_first", "require_agreement", "require_same_rows"]
 
 T = TypeVar("T")
-Row = tuple[str, str]  # the name of a tensor, and what must be the same of it
+Row = tuple[str, str]  # the name of a tensor, and its properties that must be the same on every rank
 
 
 @dataclass(frozen=True)
 class Exchange(Generic[T]):
-    """The same on every rank.
+    """The result of :func:`exchange`, the same on every rank.
 
     Args:
-        values: of all ranks, in the order of the group; what a rank with an error gave is there too.
-        errors: place in the group -> error, of the ranks that have one.
+        values: the values of all ranks, in the order of the group, including those of ranks with an error.
+        errors: the errors, by the place in the group of the rank that has one.
     """
 
     values: list[T]
@@ -32,22 +32,24 @@ class Exchange(Generic[T]):
 
     @property
     def first_error(self) -> Exception | None:
-        """That of the first rank that has one."""
+        """Return the error of the first rank that has one, or ``None``."""
         return next(iter(self.errors.values()), None)
 
 
 def exchange(
     value: T, error: Exception | None, group: dist.ProcessGroup | None, *, by_messages: bool = False
 ) -> Exchange[T]:
-    """Tell the ranks of ``group`` a value and an error, if any; called by all of them. One all_gather of objects.
+    """Send this rank's value and error to every rank of ``group``. Every rank must call it.
+
+    The cost is one all_gather of objects.
 
     Args:
-        value: can be pickled.
-        error: what is wrong on this rank. pdlcheck's own arrive as they are, TypeError, ValueError and MemoryError
-            with their text, others, which may not survive the way to another process, as a RuntimeError that names
-            their kind.
-        group: ``None`` is this process alone, which sends nothing.
-        by_messages: needs of a backend nothing but send and recv: all goes to the first rank, and back.
+        value: any object that can be pickled.
+        error: the problem of this rank, or ``None``. Errors of pdlcheck arrive unchanged. TypeError, ValueError and
+            MemoryError arrive with their text. Any other error may not survive pickling; it arrives as a RuntimeError
+            that names its type.
+        group: the process group; ``None`` stands for this process alone, and nothing is sent.
+        by_messages: use only send and recv of the backend: all values go to the first rank of the group, and back.
     """
     mine = value, None if error is None else _able_to_travel(error)
     everyone: list[Any] = [mine]
@@ -55,7 +57,7 @@ def exchange(
         everyone = _gathered_by_messages(mine, group)
     elif group is not None and dist.get_world_size(group) > 1:
         everyone = [None] * dist.get_world_size(group)
-        with torch.inference_mode(False):  # gloo puts what it gathers into tensors in a thread, which has no such mode
+        with torch.inference_mode(False):  # gloo fills the gathered tensors in a thread outside inference mode
             dist.all_gather_object(everyone, mine, group=group)
     errors = {place: found for place, (_, found) in enumerate(everyone) if found is not None}
     return Exchange([one for one, _ in everyone], errors)
@@ -81,13 +83,22 @@ def _able_to_travel(error: Exception) -> Exception:
     if isinstance(error, PdlcheckError):
         return error
     for kind in (TypeError, ValueError, MemoryError):
-        if isinstance(error, kind):  # also where it is a subclass, whose arguments may be others
+        if isinstance(error, kind):  # a subclass loses its type, because its constructor may take other arguments
             return kind(str(error))
     return RuntimeError(str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}")
 
 
 def raise_first(found: Exchange[Any], problem: Exception | None, who: Members, caller: str = "") -> None:
-    """Raise on every rank the error of the first rank that has one, and say which; ``problem`` is this rank's own."""
+    """Raise the error of the first rank that has one, on every rank; name that rank if not every rank has an error.
+
+    Return without an error if no rank has one.
+
+    Args:
+        found: the result of :func:`exchange`.
+        problem: the error of this rank, or ``None``; it becomes the cause of the raised error.
+        who: the ranks that exchanged.
+        caller: the name to begin the text with, unless the text begins with it already.
+    """
     if found.first_error is not None:
         text = str(found.first_error)
         begin = "" if text.startswith(caller) else f"{caller}: "
@@ -96,19 +107,19 @@ def raise_first(found: Exchange[Any], problem: Exception | None, who: Members, c
 
 
 def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str, object]]) -> None:
-    """Every rank of ``who.group`` must find its own arguments right, and the same as those of the others.
+    """Raise on every rank of ``who.group`` if a rank's arguments are wrong or differ from those of another rank.
 
     Args:
-        caller: whom an error names.
+        caller: the name of the calling function, for the error text.
         who: the ranks that take part; each of them must call.
-        facts: checks this rank's arguments, raising ValueError or TypeError, and returns by name what must be the
-            same on every rank; the values can be pickled and compared. Whatever else it raises, as where a library
-            cannot read an argument or memory runs out, the other ranks learn of it too and do not wait.
+        facts: checks this rank's arguments and raises ValueError or TypeError. It returns, by name, the values that
+            must be the same on every rank; they can be pickled and compared. If it raises anything else, for example
+            because a library cannot read an argument or memory runs out, the other ranks raise too instead of waiting.
 
     Raises:
-        TypeError, ValueError: on every rank the same, that of the first rank that raised; ValueError naming the first
-            fact that two ranks have differently, and both values.
-        MemoryError, RuntimeError: on every rank the same, where a rank raised something else.
+        TypeError, ValueError: the error of the first rank that raised, on every rank; or a ValueError that names the
+            first fact in which two ranks differ, and both values.
+        MemoryError, RuntimeError: a rank raised another error; the same error on every rank.
 
     Example:
         >>> from pdlcheck.primitives.arguments import members
@@ -139,7 +150,13 @@ def require_agreement(caller: str, who: Members, facts: Callable[[], Mapping[str
 
 
 def require_same_rows(caller: str, rows: Sequence[Sequence[Row]], who: Members) -> None:
-    """The tensors of all ranks, by place in the group, must be the same in the same order."""
+    """Raise ValueError if the ranks have different tensors, or the same ones in a different order.
+
+    Args:
+        caller: the name of the calling function, for the error text.
+        rows: the tensors of each rank, by the rank's place in the group.
+        who: the ranks of the group.
+    """
     first = rows[0]
     for place, theirs in enumerate(rows):
         for position in range(max(len(first), len(theirs))):

@@ -1,6 +1,6 @@
-"""What one rank can see of its arguments, checked before any communication.
+"""Argument checks that need one rank only, before any communication.
 
-What only several ranks together can see (shapes, dtypes, order of the calls) is the world's to report.
+The world reports problems that need several ranks to detect: shapes, dtypes, order of the calls.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a group as one of them sees it.
+    """The ranks of a group, from the point of view of one rank.
 
-    ``torch.distributed`` addresses messages by global rank; a ring or a tree is laid out in places of the
-    group.
+    ``torch.distributed`` addresses messages by global rank. A ring or a tree is laid out in places of the group.
 
     Args:
         group: the process group itself.
@@ -45,14 +44,15 @@ class Members:
 
     @property
     def world_size(self) -> int:
+        """Return the number of ranks in the group."""
         return len(self.ranks)
 
     def at(self, place: int) -> int:
-        """The global rank at ``place``, counted around the ring."""
+        """Return the global rank at ``place``, counted around the ring."""
         return self.ranks[place % len(self.ranks)]
 
     def place_of(self, caller: str, src: int) -> int:
-        """The place of the global rank ``src``; ValueError where the group does not contain it."""
+        """Return the place of the global rank ``src``. Raise ValueError if ``src`` is outside the group."""
         if isinstance(src, bool) or not isinstance(src, int):
             raise TypeError(f"{caller} takes src as a global rank, an int, got {type(src).__name__}")
         if src not in self.ranks:
@@ -63,7 +63,7 @@ class Members:
 
 
 def members(caller: str, group: dist.ProcessGroup | None) -> Members:
-    """The ranks of ``group``; ValueError without a process group or on a rank that is not in it."""
+    """Return the ranks of ``group``. Raise ValueError without a process group, or on a rank outside the group."""
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
             f"{caller} needs a process group; call torch.distributed.init_process_group first, "
@@ -75,12 +75,15 @@ def members(caller: str, group: dist.ProcessGroup | None) -> Members:
             "call it on the ranks of the group only"
         )
     found = dist.group.WORLD if group is None else group
-    assert found is not None  # is_initialized said so
+    assert found is not None  # the default group exists, because is_initialized() returned True
     return Members(found, tuple(dist.get_process_group_ranks(found)), dist.get_rank(found))
 
 
 def require_tensor(caller: str, tensor: object, group: dist.ProcessGroup | None, *, arithmetic: bool = False) -> Tensor:
-    """Return ``tensor`` as the backend can take it: dense, contiguous, on a device of the group's backend."""
+    """Return ``tensor``. Raise if the backend cannot send it: it must be dense, contiguous and on a supported device.
+
+    With ``arithmetic``, raise TypeError for booleans too.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}; torch.as_tensor makes one")
     if tensor.layout != torch.strided:
@@ -97,7 +100,7 @@ def require_tensor(caller: str, tensor: object, group: dist.ProcessGroup | None,
 
 
 def require_state(caller: str, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Every named tensor of a module must be made, whole, dense and on a device of the group's backend."""
+    """Raise ValueError unless every tensor has a shape, is whole and dense, and is on a device of the backend."""
     usable = _usable_devices(group)
     for name, tensor in tensors.items():
         if is_lazy(tensor):
@@ -113,7 +116,7 @@ def require_state(caller: str, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def require_writable(caller: str, tensors: Mapping[str, Tensor]) -> None:
-    """Every named tensor must have memory for each of its elements: other ranks' values are copied into it."""
+    """Raise ValueError if a tensor does not have memory for each element: other ranks' values are copied into it."""
     for name, tensor in tensors.items():
         if any(side > 1 and not stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise ValueError(
@@ -122,19 +125,20 @@ def require_writable(caller: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_int(caller: str, argument: str, value: int) -> None:
+    """Raise TypeError unless ``value`` is an int; a bool is not accepted."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{caller} takes {argument} as an int, got {type(value).__name__}")
 
 
 def require_at_least(caller: str, argument: str, value: int, least: int) -> None:
-    """``value`` must be an int that is not below ``least``."""
+    """Raise unless ``value`` is an int of at least ``least``."""
     require_int(caller, argument, value)
     if value < least:
         raise ValueError(f"{caller} needs {argument} of at least {least}, got {argument}={value}")
 
 
 def named_state(caller: str, module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and buffers by name, shared ones once; also buffers that no state_dict holds."""
+    """Return the parameters and the buffers by name, shared ones once. Include buffers that no state_dict holds."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"{caller} takes a torch.nn.Module, got {type(module).__name__}")
     parameters: dict[str, Tensor] = dict(module.named_parameters())
@@ -154,11 +158,11 @@ def _require_device(caller: str, what: str, tensor: Tensor, group: dist.ProcessG
 
 
 def wire_device(group: dist.ProcessGroup | None) -> torch.device:
-    """Where a small tensor of our own has to be for the group's backend: on the CPU if it can."""
+    """Return the device for pdlcheck's own small tensors: the CPU if the group's backend supports it."""
     usable = _usable_devices(group)
     return torch.device("cuda" if "cuda" in usable and "cpu" not in usable else "cpu")
 
 
 def _usable_devices(group: dist.ProcessGroup | None) -> list[str]:
-    """Device types in a configuration such as ``cpu:gloo,cuda:nccl``."""
+    """Return the device types in a configuration such as ``cpu:gloo,cuda:nccl``."""
     return [entry.split(":")[0] for entry in dist.get_backend_config(group).split(",") if ":" in entry]

@@ -1,4 +1,4 @@
-"""Means of named tensors over the ranks of a group, and numbers that travel in the same message."""
+"""Means of named tensors over the ranks of a group, with a few numbers in the same message."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ def averages(
     tail: Sequence[float] = (),
     check: Callable[[Sequence[float]], None] | None = None,
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """The mean of each tensor, and the sum of each number of ``tail``; the tensors themselves are left as they are.
+    """Return the mean of each tensor over the ranks, and the sum of each number of ``tail``. The tensors do not change.
 
-    One all_reduce for each dtype; the tail travels in the first of them, so it costs no message. A mean of integers
-    is exact or an error: each rank sends quotients and remainders by the number of ranks, whose sums do not overflow.
+    The cost is one all_reduce for each dtype. The tail travels in the first of them, so it adds no message. A mean of
+    integers is exact or an error. Each rank divides its integers by the number of ranks and sends quotients and
+    remainders, whose sums do not overflow.
 
     Args:
-        caller: whom an error names.
-        tensors: same names, shapes and dtypes in the same order on every rank; at least one where there is a tail.
+        caller: the name of the calling function, for the error text.
+        tensors: same names, shapes and dtypes in the same order on every rank; at least one if there is a tail.
         world_size: ranks in the group.
         group: process group; ``None`` is the default group.
-        tail: small whole numbers, as many on every rank.
-        check: given the sums of the tail before the next message; may raise.
+        tail: small whole numbers, the same count on every rank.
+        check: called with the sums of the tail before the next message; may raise.
 
     Raises:
         ValueError: integers have no integer mean; on every rank alike, after all messages.
     """
-    if world_size == 1:  # its own mean, and its own sum
+    if world_size == 1:  # a tensor of one rank is its own mean, and a number its own sum
         alone = {name: value.detach().to(sum_dtype(value.dtype), copy=True) for name, value in tensors.items()}
         if check is not None:
             check(tail)
@@ -81,18 +82,18 @@ def averages(
 
 
 def _shift(value: Tensor) -> int:
-    """Between the range of uint64 and that of int64, in which it travels; its mean shifts with it."""
+    """Return the offset of a uint64 from the int64 in which it travels, or 0. The mean has the same offset."""
     return -(2**63) if value.dtype == torch.uint64 else 0
 
 
 def _divided(values: Sequence[Tensor], divisor: int) -> list[Tensor]:
-    """The quotients of all tensors, then their remainders."""
+    """Return the quotients of all tensors, then their remainders."""
     wide = [value.detach().to(torch.int64) ^ _shift(value) for value in values]
     return [value // divisor for value in wide] + [value % divisor for value in wide]
 
 
 def _whole_mean(quotients: Tensor, remainders: Tensor, world_size: int) -> tuple[Tensor, int | None]:
-    """The mean of integers from the sums of what they were divided into, and the first sum that has none, if any."""
+    """Return the mean from the sums of quotients and remainders, and the first sum without an integer mean, if any."""
     mean, left = quotients + remainders // world_size, remainders % world_size
     if not bool(left.any()):
         return mean, None

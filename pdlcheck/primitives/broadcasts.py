@@ -1,4 +1,4 @@
-"""Parameters and buffers become those of one rank."""
+"""The broadcast of parameters and buffers from one rank."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["broadcast_tensors"]
 def broadcast_tensors(
     tensors: Iterable[Tensor], src: int, group: dist.ProcessGroup | None, by: str = "broadcast"
 ) -> None:
-    """Give every rank of ``group`` the values of the global rank ``src``, in one message for each device.
+    """Copy the values of the global rank ``src`` to every rank of ``group``, in one message for each device.
 
-    Values travel as bytes, so dtypes may be mixed. Autograd counts the change of a tensor, but not that of its
-    ``.data``.
+    Values travel as bytes, so dtypes may be mixed. Autograd counts the change of a tensor, unless the tensor is another
+    one's ``.data``.
 
     Args:
-        tensors: the same shapes and dtypes on every rank, in the same order; overwritten on all ranks but ``src``.
+        tensors: the same shapes and dtypes on every rank, in the same order; overwritten on all ranks except ``src``.
         src: a global rank.
         group: process group; ``None`` is the default group.
-        by: ``"broadcast"`` is the backend's, with ``"messages"`` ``src`` sends to each other rank.
+        by: ``"broadcast"`` uses the backend's broadcast; with ``"messages"``, ``src`` sends to each other rank.
     """
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         by_device.setdefault(tensor.device, []).append(tensor.detach())
     for held in by_device.values():
-        held.sort(key=lambda tensor: -tensor.dtype.itemsize)  # a stable order that keeps every piece aligned
+        held.sort(key=lambda tensor: -tensor.dtype.itemsize)  # larger items first: every piece stays aligned
         flat = torch.cat([_bytes_of(tensor) for tensor in held])
         if by == "messages":
             star_broadcast(flat, src, group)
@@ -45,5 +45,5 @@ def broadcast_tensors(
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """In the logical order of the elements, whatever their strides."""
+    """Return the bytes of ``tensor`` in the logical order of its elements, independent of its strides."""
     return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

@@ -1,7 +1,7 @@
-"""Ring, star and tree: collectives made of messages between two ranks.
+"""Ring, star and tree collectives, made of messages between two ranks.
 
-All of them work on any process group. A place in the group and a global rank differ as soon as the group
-does not start at rank 0, and messages are addressed by global rank: ``arguments.Members`` translates.
+All of them work on any process group. If the group does not start at rank 0, a place in the group and a global rank
+differ. Messages are addressed by global rank; ``arguments.Members`` translates.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = [
 def ring_pass(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Pass rank 0's ``tensor`` once around the ring 0 -> 1 -> 2 -> ... -> 0; every rank adds 1 to it.
 
-    ``world_size`` messages, one after the other (none at world_size 1).
+    The cost is ``world_size`` messages, one after the other (none if world_size is 1).
 
     Args:
         tensor: any shape, same shape and dtype on every rank, contiguous; only rank 0's values matter.
-        group: process group; ``None`` is the default group. "Rank" counts places in this group.
+        group: process group; ``None`` is the default group. "Rank" means a place in this group.
 
     Returns:
-        ``tensor`` itself, overwritten: rank 0's values plus ``rank + 1`` on ranks 1, 2, ...;
-        on rank 0 the tensor that came home, plus ``world_size``.
+        ``tensor`` itself, overwritten. On ranks 1, 2, ... it holds rank 0's values plus ``rank + 1``. On rank 0 it
+        holds the tensor after a full turn: its values plus ``world_size``.
 
     Raises:
         TypeError: ``tensor`` is not a tensor, or holds booleans.
-        ValueError: ``tensor`` is not contiguous, not dense or on a device that the backend cannot take;
-            there is no process group, or this rank is outside of it.
+        ValueError: ``tensor`` is not contiguous, not dense, or on a device that the backend does not support; there is
+            no process group, or this rank is outside of it.
 
     Example:
         >>> world.run(lambda: ring_pass(torch.zeros(1)).item(), world_size=3)
@@ -63,27 +63,26 @@ def ring_pass(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Sum ``tensor`` over the ranks of ``group``, in place, along a ring.
 
-    A reduce-scatter, then an all-gather. Each rank sends ``2 * (world_size - 1)`` messages of about
-    ``numel / world_size`` elements, so no link carries twice the tensor, however many ranks there are.
-    Every element is summed on one rank only, hence the ranks agree in the last bit.
+    The function runs a reduce-scatter, then an all-gather. Each rank sends ``2 * (world_size - 1)`` messages of about
+    ``numel / world_size`` elements, so the bytes a link carries stay below twice the tensor for any world_size. Every
+    element is summed on one rank only, so the result is equal bit for bit on every rank.
 
     Args:
-        tensor: any shape, also 0-dimensional or without elements; same shape and dtype on every rank;
-            contiguous.
+        tensor: any shape, also 0-dimensional or without elements; same shape and dtype on every rank; contiguous.
         group: process group; ``None`` is the default group.
 
     Returns:
         ``tensor`` itself, equal bit for bit on every rank.
 
     Raises:
-        TypeError, ValueError: as :func:`ring_pass`.
+        TypeError, ValueError: as in :func:`ring_pass`.
 
     Example:
         >>> world.run(lambda: ring_all_reduce(torch.ones(2)).tolist(), world_size=3)
         [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
 
-    Source: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-    J. Parallel Distrib. Comput. 69 (2009).
+    Source: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
+    Distrib. Comput. 69 (2009).
     """
     who = members("ring_all_reduce", group)
     flat = require_tensor("ring_all_reduce", tensor, group, arithmetic=True).detach().view(-1)
@@ -96,18 +95,18 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 def ring_reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Sum ``tensor`` over the ranks of ``group``; each rank gets its part of the rows of the sum.
 
-    ``world_size - 1`` messages of one part each.
+    The cost is ``world_size - 1`` messages of one part each.
 
     Args:
-        tensor: at least one dimension; same shape and dtype on every rank; contiguous; left as it is.
+        tensor: at least one dimension; same shape and dtype on every rank; contiguous; not modified.
         group: process group; ``None`` is the default group.
 
     Returns:
-        Rank r gets part r of ``sum.tensor_split(world_size)``: the first ``rows % world_size`` parts have
-        one row more than the others, and a part is empty where there are fewer rows than ranks.
+        Part r of ``sum.tensor_split(world_size)`` on rank r. The first ``rows % world_size`` parts have one row more
+        than the others. If there are fewer rows than ranks, some parts are empty.
 
     Raises:
-        TypeError, ValueError: as :func:`ring_pass`; ValueError for a tensor without dimensions.
+        TypeError, ValueError: as in :func:`ring_pass`; ValueError for a tensor without dimensions.
 
     Example:
         >>> world.run(lambda: ring_reduce_scatter(torch.arange(3.0)).tolist(), world_size=2)
@@ -125,19 +124,19 @@ def ring_reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) 
 
 
 def ring_all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Give every rank the ``tensor`` of every rank.
+    """Gather the ``tensor`` of every rank on every rank.
 
-    ``world_size - 1`` messages of the tensor's size.
+    The cost is ``world_size - 1`` messages of the tensor's size.
 
     Args:
-        tensor: any shape; same shape and dtype on every rank; contiguous; left as it is.
+        tensor: any shape; same shape and dtype on every rank; contiguous; not modified.
         group: process group; ``None`` is the default group.
 
     Returns:
-        A new tensor of shape ``(world_size, *tensor.shape)``; row r is rank r's.
+        A new tensor of shape ``(world_size, *tensor.shape)``; row r is the tensor of rank r.
 
     Raises:
-        TypeError, ValueError: as :func:`ring_pass`; booleans are welcome here.
+        TypeError, ValueError: as in :func:`ring_pass`, except that booleans are allowed.
 
     Example:
         >>> world.run(lambda: ring_all_gather(torch.tensor(dist.get_rank())).tolist(), world_size=3)
@@ -154,13 +153,12 @@ def ring_all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> T
 
 
 def star_broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Copy ``src``'s ``tensor`` to every rank; ``src`` sends to each of them itself.
+    """Copy ``src``'s ``tensor`` to every rank; ``src`` sends to each rank itself.
 
-    ``world_size - 1`` messages, all through the link of ``src``.
+    The cost is ``world_size - 1`` messages, all through the link of ``src``.
 
     Args:
-        tensor: any shape; same shape and dtype on every rank; contiguous; overwritten on all ranks but
-            ``src``.
+        tensor: any shape; same shape and dtype on every rank; contiguous; overwritten on all ranks except ``src``.
         src: a global rank, as in ``torch.distributed.broadcast``; must be in ``group``.
         group: process group; ``None`` is the default group.
 
@@ -168,7 +166,7 @@ def star_broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
         ``tensor`` itself, equal bit for bit on every rank.
 
     Raises:
-        TypeError, ValueError: as :func:`ring_pass`, booleans are welcome here; ValueError for a ``src``
+        TypeError, ValueError: as in :func:`ring_pass`, except that booleans are allowed; ValueError for a ``src``
             outside the group.
 
     Example:
@@ -190,13 +188,12 @@ def star_broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
 
 
 def tree_broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Copy ``src``'s ``tensor`` to every rank; whoever has it passes it on, along a binomial tree.
+    """Copy ``src``'s ``tensor`` to every rank, along a binomial tree: each rank that holds it passes it on.
 
-    ``world_size - 1`` messages in ``ceil(log2(world_size))`` rounds.
+    The cost is ``world_size - 1`` messages in ``ceil(log2(world_size))`` rounds.
 
     Args:
-        tensor: any shape; same shape and dtype on every rank; contiguous; overwritten on all ranks but
-            ``src``.
+        tensor: any shape; same shape and dtype on every rank; contiguous; overwritten on all ranks except ``src``.
         src: a global rank, as in ``torch.distributed.broadcast``; must be in ``group``.
         group: process group; ``None`` is the default group.
 
@@ -204,20 +201,20 @@ def tree_broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
         ``tensor`` itself, equal bit for bit on every rank.
 
     Raises:
-        TypeError, ValueError: as :func:`star_broadcast`.
+        TypeError, ValueError: as in :func:`star_broadcast`.
 
     Example:
         >>> world.run(lambda: tree_broadcast(torch.tensor([dist.get_rank()]), src=2).item(), world_size=3)
         [2, 2, 2]
 
-    Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
-    MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
+    Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int.
+    J. High Perform. Comput. Appl. 19 (2005).
     """
     who = members("tree_broadcast", group)
     root = who.place_of("tree_broadcast", src)
     flat = require_tensor("tree_broadcast", tensor, group).detach().view(-1)
     depth = (who.rank - root) % who.world_size  # place counted from the root
-    have = 1  # ranks that hold the tensor: places root, ..., root + have - 1
+    have = 1  # number of ranks that hold the tensor: places root, ..., root + have - 1
     sends = []
     while have < who.world_size:
         if depth < have and depth + have < who.world_size:
@@ -231,7 +228,7 @@ def tree_broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
 
 
 def _reduce_around_the_ring(chunks: Sequence[Tensor], who: Members) -> None:
-    """Leave the sum of chunk r on rank r; the other chunks are partial sums afterwards."""
+    """Leave the sum of chunk r on rank r; the other chunks hold partial sums afterwards."""
     scratch = torch.empty_like(chunks[0])  # the first chunk is the longest
     for step in range(1, who.world_size):
         outgoing = chunks[(who.rank - step) % who.world_size]
@@ -242,7 +239,7 @@ def _reduce_around_the_ring(chunks: Sequence[Tensor], who: Members) -> None:
 
 
 def _gather_around_the_ring(chunks: Sequence[Tensor], who: Members) -> None:
-    """Rank r gives chunk r; afterwards every rank has all of them."""
+    """Send chunk r from rank r to every rank; afterwards every rank has all chunks."""
     for step in range(who.world_size - 1):
         outgoing = chunks[(who.rank - step) % who.world_size]
         incoming = chunks[(who.rank - step - 1) % who.world_size]
@@ -250,9 +247,10 @@ def _gather_around_the_ring(chunks: Sequence[Tensor], who: Members) -> None:
 
 
 def _exchange(outgoing: Tensor, incoming: Tensor, who: Members) -> None:
-    """Send to the right while receiving from the left: one after the other, no rank would ever receive.
+    """Send to the right neighbour while receiving from the left one.
 
-    The receive is posted first. Between two ranks gloo else uses one direction of the link after the other.
+    If every rank sent before it received, no rank would ever receive. The receive is posted first: otherwise gloo uses
+    the two directions of a link between two ranks one after the other.
     """
     for work in dist.batch_isend_irecv(
         [
@@ -264,5 +262,5 @@ def _exchange(outgoing: Tensor, incoming: Tensor, who: Members) -> None:
 
 
 def _wait(work: dist.Work | None) -> None:
-    assert work is not None  # None is for ranks outside the group, and members() stopped those
+    assert work is not None  # only a rank outside the group gets None, and members() raises there
     work.wait()

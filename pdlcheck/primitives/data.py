@@ -1,4 +1,4 @@
-"""Which samples a rank works on, and a digest that shows which ones it did load."""
+"""The samples of a rank, and a digest of the samples that it loaded."""
 
 from __future__ import annotations
 
@@ -26,30 +26,29 @@ def shard_indices(
     seed: int = 0,
     tail: Literal["uneven", "pad", "drop"] = "uneven",
 ) -> Tensor:
-    """The samples of ``rank``: every ``world_size``-th one of the epoch's order. No communication.
+    """Return the samples of ``rank``: every ``world_size``-th one in the epoch's order. No communication.
 
-    Ranks that agree on the other arguments get disjoint shards. The order is drawn from ``(seed, epoch)``
-    alone, so it is the same on every rank and another one in every epoch, whatever a rank did with its own
-    random numbers.
+    Ranks that agree on the other arguments get disjoint shards. The order is drawn from ``(seed, epoch)`` only. So it
+    is the same on every rank and differs in every epoch, even if a rank has used its own random numbers.
 
     Args:
         num_samples: samples in the data set.
-        rank: whose shard, from 0.
+        rank: the rank whose shard is returned, from 0.
         world_size: number of shards.
         epoch: number of the epoch, from 0.
         shuffle: False is the order 0, 1, 2, ... in every epoch.
         seed: same on every rank.
-        tail: where ``num_samples`` is not divisible, ``"uneven"`` gives the first ranks one sample more,
-            ``"pad"`` repeats the first samples of the order so that shards are equally long (right for
-            training, wrong for a metric), ``"drop"`` leaves the last samples of the order out.
+        tail: the policy if ``num_samples`` is not divisible by ``world_size``. ``"uneven"`` gives the first ranks one
+            more sample. ``"pad"`` repeats the first samples of the order so that shards are equally long (right for
+            training, wrong for a metric). ``"drop"`` leaves the last samples of the order out.
 
     Returns:
         int64, one dimension.
 
     Raises:
-        ValueError: ``world_size`` below 1, ``rank`` outside of it, negative ``num_samples`` or ``epoch``,
-            unknown ``tail``.
-        TypeError: one of the numbers is no int.
+        ValueError: ``world_size`` is below 1; ``rank`` is outside of it; ``num_samples`` or ``epoch`` is negative;
+            ``tail`` is unknown.
+        TypeError: one of the numbers is not an int.
 
     Example:
         >>> [shard_indices(5, rank=rank, world_size=2, shuffle=False).tolist() for rank in range(2)]
@@ -77,12 +76,12 @@ def shard_indices(
 
 
 def shard_digest(data: Tensor | Iterable[Any]) -> str:
-    """SHA-256 of what a rank loaded: dtype, shape and bytes of every tensor, in order. No communication.
+    """Return the SHA-256 of the loaded data: dtype, shape and bytes of every tensor, in order. No communication.
 
-    The digest of equal data is equal on every rank, in every process and on every machine of one byte order.
+    Equal data has an equal digest on every rank, in every process, and on every machine of the same byte order.
 
     Args:
-        data: a tensor, or tensors in lists, tuples and dicts, or a loader that gives such; indices will do as well.
+        data: a tensor; tensors in lists, tuples and dicts; or a loader that yields these. Indices work too.
 
     Returns:
         64 hexadecimal digits.
@@ -102,12 +101,12 @@ def shard_digest(data: Tensor | Iterable[Any]) -> str:
 
 
 def gather_shard_digests(data: Tensor | Iterable[Any], group: dist.ProcessGroup | None = None) -> list[str]:
-    """Tell every rank the :func:`shard_digest` of every rank. Shards differ if no two digests are equal.
+    """Return the :func:`shard_digest` of every rank, on every rank. Shards differ if no two digests are equal.
 
-    One all_gather of 33 bytes from each rank.
+    The cost is one all_gather of 33 bytes from each rank.
 
     Args:
-        data: what this rank loaded, as in :func:`shard_digest`; may differ from rank to rank in every respect.
+        data: the data that this rank loaded, as in :func:`shard_digest`; may differ between ranks in every respect.
         group: process group; ``None`` is the default group.
 
     Returns:
@@ -127,7 +126,7 @@ def gather_shard_digests(data: Tensor | Iterable[Any], group: dist.ProcessGroup 
     problem, found = None, bytes(32)
     try:
         found = bytes.fromhex(shard_digest(data))
-    except Exception as error:  # whatever a loader raises, the others are told
+    except Exception as error:  # any error of a loader is sent to the other ranks
         problem = error
     own = torch.tensor([problem is not None, *found], dtype=torch.uint8, device=wire_device(group))
     everyone = [torch.empty_like(own) for _ in who.ranks]
@@ -138,16 +137,17 @@ def gather_shard_digests(data: Tensor | Iterable[Any], group: dist.ProcessGroup 
 
 
 def shard_digest_table(digests: Mapping[str, Sequence[str]]) -> str:
-    """Digests side by side, a column for each rank; one that an earlier rank of the line has too is marked.
+    """Return a table of digests, one column for each rank; repeated digests in a line are marked.
 
     Args:
-        digests: from what was loaded ("epoch 0") to what :func:`gather_shard_digests` gave for it.
+        digests: maps a label of the loaded data ("epoch 0") to the result of :func:`gather_shard_digests` for it.
 
     Returns:
-        Lines to be printed on one rank: 12 digits of each digest; ``= rank 0`` where all 64 are equal.
+        Lines to print on one rank: 12 digits of each digest. ``= rank 0`` follows if all 64 digits equal those of rank
+        0, an earlier rank of the line.
 
     Raises:
-        ValueError: no lines, or lines of different length.
+        ValueError: there are no lines, or lines of different length.
 
     Example:
         >>> a, b = shard_digest(torch.tensor([0, 2])), shard_digest(torch.tensor([1, 3]))
@@ -174,7 +174,7 @@ def shard_digest_table(digests: Mapping[str, Sequence[str]]) -> str:
 
 
 def _tensors(data: object) -> Iterator[Tensor]:
-    """The tensors in ``data``, in their order."""
+    """Yield the tensors in ``data``, in order."""
     if isinstance(data, Tensor):
         yield data
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes) and not hasattr(data, "__array__"):
@@ -185,7 +185,7 @@ def _tensors(data: object) -> Iterator[Tensor]:
 
 
 def _order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """A permutation made from ``seed`` and ``epoch``; their sum would make (0, 1) and (1, 0) alike."""
+    """Return a permutation made from ``seed`` and ``epoch``. A sum of both would make (0, 1) and (1, 0) equal."""
     mixed = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(mixed[:7], "little"))
     return torch.randperm(num_samples, generator=generator)

@@ -1,4 +1,4 @@
-"""Real images that ship in a wheel: 1797 handwritten digits of 8 x 8 pixels."""
+"""A data set of real images that ships in a wheel: 1797 handwritten digits of 8 x 8 pixels."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["digits"]
 
 
 def digits(*, train: bool = True, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Images ``(n, 1, 8, 8)`` with pixels in [0, 1] and labels ``(n,)``, int64.
+    """Return images ``(n, 1, 8, 8)`` with pixels in [0, 1], and labels ``(n,)`` as int64.
 
-    Every fifth image, 360 of 1797, is kept for testing: ``train=False``.
+    Every fifth image, 360 of 1797, is kept for testing: ``train=False`` returns those.
 
     Example:
         >>> images, labels = digits(train=False)
         >>> images.shape, labels[:5].tolist()
         (torch.Size([360, 1, 8, 8]), [0, 5, 0, 5, 0])
 
-    Source: the test set of E. Alpaydin, C. Kaynak, "Optical recognition of handwritten digits", UCI (1998),
-    as packaged by scikit-learn.
+    Source: the test set of E. Alpaydin, C. Kaynak, "Optical recognition of handwritten digits", UCI (1998), as packaged
+    by scikit-learn.
     """
     data = load_digits()
     images = torch.from_numpy(data.images).to(dtype).unsqueeze(1) / 16

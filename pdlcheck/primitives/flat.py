@@ -1,4 +1,4 @@
-"""Flat buffers: many tensors travel as one message, because a message costs more than its bytes."""
+"""Flat buffers: many tensors travel as one message, because the fixed cost of a message exceeds that of its bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of ``dtype`` are summed over ranks.
+    """Return the dtype in which values of ``dtype`` are summed over ranks.
 
-    float16 and bfloat16 in float32, where a small contribution is not lost beside a large one;
-    integers and booleans in int64, where they do not wrap.
+    float16 and bfloat16 are summed in float32, so that a small contribution is not lost beside a large one. Integers
+    and booleans are summed in int64, so that they do not wrap.
     """
     if dtype in LOW_PRECISION:
         return torch.float32
@@ -25,7 +25,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype that the gradient of ``parameter`` has: its own, unless its attribute ``grad_dtype`` says otherwise."""
+    """Return the dtype of the gradient of ``parameter``: its own dtype, unless its attribute ``grad_dtype`` is set."""
     chosen = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
     return chosen or parameter.dtype
 
@@ -35,14 +35,13 @@ def wire_buckets(
     wire: Callable[[torch.dtype], torch.dtype],
     bucket_bytes: int | None = None,
 ) -> list[list[int]]:
-    """Positions in ``tensors`` of those that share a flat buffer: same wire dtype, same device, in their
-    order.
+    """Return, for each flat buffer, the positions in ``tensors`` that share it: same wire dtype and device, in order.
 
     Args:
-        tensors: what is to travel.
-        wire: the dtype in which a tensor of a given dtype travels.
-        bucket_bytes: a bucket is closed when it holds this much; a larger tensor has a bucket of its own.
-            ``None`` is one bucket for each dtype and device.
+        tensors: the tensors to send.
+        wire: returns the dtype in which a tensor of a given dtype travels.
+        bucket_bytes: a bucket is closed before it exceeds this size; a larger tensor has a bucket of its own. ``None``
+            makes one bucket for each dtype and device.
     """
     closed: list[list[int]] = []
     current: dict[tuple[torch.dtype, torch.device], list[int]] = {}
@@ -58,14 +57,14 @@ def wire_buckets(
 
 
 def flatten(tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """A new vector of all elements, each tensor in its logical order whatever its strides."""
+    """Return a new vector of all elements, each tensor in its logical order, independent of its strides."""
     with torch.no_grad():
         alike = [tensor if tensor.dtype is dtype else tensor.to(dtype) for tensor in tensors]
-        if len(alike) == 1:  # of which torch would return a view
+        if len(alike) == 1:  # torch would return a view of a single tensor
             return alike[0].flatten().clone()
         return _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
 
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Views of ``flat`` with the shapes of ``like``."""
+    """Return views of ``flat`` with the shapes of ``like``."""
     return _unflatten_dense_tensors(flat, like)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped

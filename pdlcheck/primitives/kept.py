@@ -1,4 +1,4 @@
-"""How many bytes tensors hold, what several of them see counted once."""
+"""Counts of the bytes that tensors hold; memory shared by several tensors counts once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ View = tuple[int, torch.Size, tuple[int, ...], int]  # offset, shape and strides
 
 
 class KeptBytes:
-    """The bytes that tensors see; they stay alive, so that no address comes twice.
+    """The bytes in the elements of tensors. It keeps the tensors alive, so that no address is reused.
 
-    Of a view what it sees counts, not what it is a view of: a batch, not the data that it was cut from.
+    A view counts with its own elements, not with the whole tensor behind it: a batch, not the data it was cut from.
 
     Args:
-        but: the memory of these does not count.
+        but: tensors whose memory does not count.
 
     Example:
         >>> kept, rows = KeptBytes(), torch.zeros(4, 2)
@@ -35,6 +35,7 @@ class KeptBytes:
         self._but = but
 
     def add(self, tensor: Tensor) -> None:
+        """Count the elements of ``tensor``, unless its memory belongs to the tensors of ``but``."""
         for part in _strided(tensor.detach()):
             place = part.untyped_storage().data_ptr()
             if self._but is None or place not in self._but._views:
@@ -43,16 +44,17 @@ class KeptBytes:
 
     @property
     def nbytes(self) -> int:
+        """Return the number of bytes, each counted once."""
         return sum(map(_seen, self._views.values()))
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """Bytes of its elements; of a sparse tensor those of its indices and values."""
+    """Return the bytes of the tensor's elements. A sparse tensor counts its indices and values."""
     return sum(part.numel() * part.element_size() for part in _strided(tensor.detach()))
 
 
 def _seen(views: set[View]) -> int:
-    """The bytes that some view sees, found by marking them."""
+    """Return the number of bytes that at least one view covers, found by marking them."""
     views = {view for view in views if view[1].numel()}
     if not views:
         return 0
@@ -69,7 +71,7 @@ def _seen(views: set[View]) -> int:
 
 
 def _strided(tensor: Tensor) -> Iterator[Tensor]:
-    """The dense tensors that ``tensor`` consists of."""
+    """Yield the dense tensors that ``tensor`` consists of."""
     if tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -1,4 +1,4 @@
-"""Local SGD: every rank steps alone, and the ranks average their models after every k-th step."""
+"""Local SGD: every rank steps on its own, and the ranks average their models after every k-th step."""
 
 from __future__ import annotations
 
@@ -30,42 +30,47 @@ FORMAT = 1  # of a state_dict
 
 
 class LocalSGD:
-    """Steps with an optimizer; after every ``sync_every``-th step the ranks replace their models by the mean model.
+    """A wrapper of an optimizer; after every ``sync_every``-th step the ranks replace their models by the mean model.
 
-    One message a round, where each of ``k`` synchronous steps has one. What is kept and what is lost:
+    A round costs one message, where ``k`` synchronous steps cost ``k`` messages. The properties of a round:
 
-    - ``sync_every=1`` takes the steps of synchronous SGD for SGD with or without momentum, weight decay and Nesterov's
-      look-ahead, whatever ``momentum`` is but ``"reset"``: all of that is linear in the gradient. Not for Adam, whose
-      step is not: there the mean of the ranks' steps is not the step of the mean gradient.
+    - With ``sync_every=1`` the steps are those of synchronous SGD. This holds for SGD with or without momentum, weight
+      decay and Nesterov's look-ahead, and for every ``momentum`` except ``"reset"``, because all of these are linear in
+      the gradient. It does not hold for Adam, whose step is not linear: the mean of the ranks' steps is not the step of
+      the mean gradient.
     - The sum of the models over the ranks is the same before and after a round.
-    - With ``momentum="keep"`` each rank goes on with the momentum of its own gradients: nothing is sent, replicas
-      drift apart faster, and are equal in their weights alone. ``"average"`` averages momentum, and Adam's moments, as
-      well: replicas are equal in all but their counts of steps; two or three times the bytes. Adam's second moment is
-      then the mean of the ranks' squares, at least the square of the mean. ``"reset"`` drops all state, so that every
-      round starts as the first step did.
+    - With ``momentum="keep"`` each rank keeps the momentum of its own gradients, and no momentum is sent. Replicas
+      drift apart faster, and only their weights are equal after a round.
+    - With ``momentum="average"`` the ranks average momentum and Adam's moments too. Replicas are then equal except for
+      their step counts, at two or three times the bytes. Adam's second moment becomes the mean of the ranks' squares,
+      which is at least the square of the mean.
+    - With ``momentum="reset"`` all optimizer state is dropped, so every round starts like the first step.
 
-    Ranks may have different numbers of steps: the one that has no more calls :meth:`finish` (or leaves the ``with``
-    block) and takes part in the others' rounds, with the model that it has, until all have finished. A round divides
+    Ranks may have different numbers of steps. A rank without further steps calls :meth:`finish` (or leaves the ``with``
+    block). It takes part in the others' rounds, with its current model, until all ranks have finished. A round divides
     by the number of all ranks. Every rank must finish; then all hold the same model.
 
-    With ``synchronous_steps=n`` it is post-local SGD: the first n steps are those of synchronous SGD, with the mean
-    gradient over the ranks that have not finished, and the rounds begin after. With ``node_group`` it is hierarchical:
-    the ranks of a node are one replica, with synchronised gradients in each step, and rounds join the nodes.
+    With ``synchronous_steps=n`` the method is post-local SGD: the first n steps are those of synchronous SGD, with the
+    mean gradient over the ranks that have not finished, and the rounds begin afterwards. With ``node_group`` it is
+    hierarchical: the ranks of a node form one replica with synchronised gradients in each step, and rounds average over
+    the nodes.
 
     Args:
-        optimizer: of ``model``; every rank makes its own, of the same kind and with the same hyper-parameters.
+        optimizer: the optimizer of ``model``; every rank makes its own, of the same kind and with the same
+            hyper-parameters.
         model: same structure on every rank; starts with the weights and buffers of the group's first rank.
-        sync_every: steps between two rounds; ``None`` is no round but those of :meth:`finish`.
-        synchronous_steps: so many steps come first.
+        sync_every: steps between two rounds; with ``None`` only :meth:`finish` runs rounds.
+        synchronous_steps: number of synchronous steps before the first round.
         momentum: ``"keep"``, ``"average"`` or ``"reset"`` the state of the optimizer in a round.
-        buffers: ``"broadcast"`` those of the group's first rank in a round, ``"average"`` or ``"keep"`` them. Only
-            equal integers can be averaged where the ranks' steps are uneven: their mean is exact or an error.
+        buffers: ``"broadcast"`` the buffers of the group's first rank in a round, ``"average"`` or ``"keep"`` them. If
+            the ranks have taken different numbers of steps, integer buffers can be averaged only if they are equal: a
+            mean of integers is exact or an error.
         group: process group; ``None`` is the default group.
         node_group: the part of ``group`` that this rank belongs to; every rank of ``group`` is in one such part.
 
     Raises:
-        TypeError, ValueError: on every rank alike. ``sync_every`` below 1, unknown policies; the optimizer has a
-            parameter that the model has not; ranks differ in their model, optimizer or arguments; node groups that
+        TypeError, ValueError: on every rank alike. ``sync_every`` is below 1; a policy is unknown; the optimizer has a
+            parameter that the model does not have; ranks differ in their model, optimizer or arguments; node groups
             overlap or leave a rank out.
 
     Example:
@@ -80,9 +85,9 @@ class LocalSGD:
         >>> len(set(world.run(train, world_size=2)))
         1
 
-    Source: S. Stich, "Local SGD converges fast and communicates little", ICLR (2019); momentum policies as in
-    J. Wang et al., "SlowMo", ICLR (2020); post-local and hierarchical local SGD: T. Lin et al., "Don't use large
-    mini-batches, use local SGD", ICLR (2020).
+    Source: S. Stich, "Local SGD converges fast and communicates little", ICLR (2019); momentum policies as in J. Wang
+    et al., "SlowMo", ICLR (2020); post-local and hierarchical local SGD: T. Lin et al., "Don't use large mini-batches,
+    use local SGD", ICLR (2020).
     """
 
     def __init__(
@@ -129,33 +134,33 @@ class LocalSGD:
         broadcast_parameters(model, src=self._who.at(0), group=self._who.group)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.optimizer.zero_grad()
 
     def step(self, take: Callable[[], object] | None = None) -> bool:
-        """Take a step with this rank's gradients; join the other ranks where a round is due.
+        """Take a step with this rank's gradients, and join the other ranks if a round is due.
 
         Args:
-            take: takes the step itself; ``None`` is ``optimizer.step``. With a loss scaler
-                ``lambda: scaler.step(optimizer)``: a step that it skips must be counted too.
+            take: a function that takes the step; ``None`` is ``optimizer.step``. With a loss scaler, pass ``lambda:
+                scaler.step(optimizer)``: a step that the scaler skips must be counted too.
 
         Returns:
             True if the ranks' weights are equal now: after a round, and after each synchronous step.
 
         Raises:
-            ValueError: on every rank alike: some rank's model has other parameters than when it was wrapped; buffers
-                or integers that have no mean.
+            ValueError: on every rank alike: the model of some rank has other parameters than when it was wrapped;
+                buffers or integers have no mean.
         """
         return self._advance(self.optimizer.step if take is None else take, is_active=True)[0]
 
     def finish(self, take: Callable[[], object] | None = None) -> None:
         """Take part in the rounds of the others until every rank has called this; then all models are equal.
 
-        Training may go on afterwards, for another epoch: the next round is ``sync_every`` steps away.
+        Training may continue afterwards, for another epoch: the next round is ``sync_every`` steps away.
 
         Args:
-            take: as in :meth:`step`; a finished rank takes the synchronous steps, and those of its node, with the
-                gradients of the others. Whoever steps a scheduler as well does it here too.
+            take: as in :meth:`step`. A finished rank takes the synchronous steps, and those of its node, with the
+                gradients of the others. If ``take`` of :meth:`step` also steps a scheduler, this one must do so too.
         """
         while self._advance(self.optimizer.step if take is None else take, is_active=False)[1]:
             pass
@@ -171,9 +176,9 @@ class LocalSGD:
             self.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is in its rounds. The model and the optimizer are saved on their own, by each rank.
+        """Return the position of this rank in its rounds. Each rank saves the model and the optimizer separately.
 
-        After a round, and with ``momentum="average"``, all ranks hold the same, and one file serves them all.
+        After a round, and with ``momentum="average"``, the state is equal on all ranks, and one file serves every rank.
         """
         return {
             "format": FORMAT,
@@ -184,11 +189,11 @@ class LocalSGD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was saved. Every rank calls it.
+        """Continue from ``state``. Every rank must call it.
 
         Raises:
-            ValueError: on every rank alike, before anything is changed: it was saved by another class, version, or with
-                other arguments; ranks have states of which some have taken more of the synchronous steps.
+            ValueError: on every rank alike, before anything is changed: ``state`` was saved by another class or
+                version, or with other arguments; the ranks' states differ in the number of synchronous steps taken.
         """
         caller = f"{type(self).__name__}.load_state_dict"
 
@@ -216,10 +221,11 @@ class LocalSGD:
                 raise ValueError(f"{caller} needs a state with a number of steps as {name}, got {value!r}")
 
     def _advance(self, take: Callable[[], object], *, is_active: bool) -> tuple[bool, bool]:
-        """One step, or what a finished rank does beside a step of others.
+        """Take one step, or, on a finished rank, take part in a step of the others.
 
         Returns:
-            Whether the ranks are equal now, and whether any of them is still at work, as far as this one can know.
+            Whether the ranks are equal now, and whether any rank still has steps to take, as far as this rank can
+            detect.
         """
         is_synchronous = self._taken < self._synchronous_steps
         together = self._who if is_synchronous else self._node
@@ -237,7 +243,7 @@ class LocalSGD:
         return True, self._round(is_active)
 
     def _round(self, is_active: bool) -> bool:
-        """All ranks meet; returns whether any of them is still at work."""
+        """Average the models of all ranks; return whether any rank still has steps to take."""
         caller = type(self).__name__
         averaged = self._held if self._buffer_policy == "average" else self._parameters
         is_new = self._momentum == "average" and self._state.is_new()
@@ -261,7 +267,7 @@ class LocalSGD:
         return bool(working)
 
     def _take_over(self, means: Mapping[str, Tensor]) -> None:
-        """What the mean of the ranks' models becomes."""
+        """Copy the means of the ranks' models into this rank's model. A subclass may use the means differently."""
         for name, mean in means.items():
             self._held[name].detach().copy_(mean)
 
@@ -284,7 +290,7 @@ def _require_settings(caller: str, settings: Mapping[str, Any]) -> None:
 
 
 def _shape_of(caller: str, model: nn.Module, optimizer: Optimizer, who: Members) -> dict[str, object]:
-    """What ranks must have alike, once it is right on its own."""
+    """Check the model and the optimizer of this rank; return the facts that must be the same on every rank."""
     parameters, buffers = named_state(caller, model)
     require_state(caller, {**parameters, **buffers}, who.group)
     require_writable(caller, {**parameters, **buffers})
@@ -307,7 +313,7 @@ def _shape_of(caller: str, model: nn.Module, optimizer: Optimizer, who: Members)
 
 
 def _require_nodes(caller: str, who: Members, node: Members | None) -> None:
-    """The parts that ranks belong to must be a partition of the group."""
+    """Raise ValueError unless the ranks' node groups are a partition of the group."""
     parts: list[Any] = [None] * who.world_size
     dist.all_gather_object(parts, None if node is None else node.ranks, who.group)
     if all(part is None for part in parts):

@@ -1,7 +1,7 @@
-"""Settings that ranks must have alike, as bits in the tail of a message that is sent anyway.
+"""Marks: bits in the tail of a message that is sent anyway, to compare settings between ranks.
 
-The sum of a bit is 0, or the number of ranks, where all have the same, exactly in any dtype; else it is between, which
-every rank sees, so that all raise or none does.
+If all ranks have the same bit, its sum is 0 or the number of ranks, exactly in any dtype. Otherwise the sum is in
+between. Every rank sees the same sums, so all ranks raise or none does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["are_alike", "marks_of"]
 
 
 def marks_of(problem: Exception | None, *settings: object) -> tuple[float, ...]:
-    """First whether this rank has a problem; then what its settings are known by, whose texts are compared.
+    """Return the marks: first whether this rank has a problem, then a checksum of its settings as bits.
 
     Args:
-        problem: what is wrong on this rank.
-        settings: the same number on every rank.
+        problem: the error of this rank, or ``None``.
+        settings: the values to compare, by their ``repr``; the same number on every rank.
     """
     return (0.0, *_bits(repr(settings))) if problem is None else (1.0, *[0.0] * 32)
 
@@ -30,5 +30,5 @@ def _bits(text: str) -> tuple[float, ...]:
 
 
 def are_alike(marks: Sequence[float], sums: Sequence[float], world_size: int) -> bool:
-    """Whether no rank has a problem, and all have the same settings."""
+    """Return whether no rank has a problem and all ranks have the same settings."""
     return not sums[0] and all(total == world_size * mark for mark, total in zip(marks, sums, strict=True))

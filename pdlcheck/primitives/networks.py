@@ -1,4 +1,4 @@
-"""Small networks to train on replicas, and the function that the first of them learns."""
+"""Small networks to train on replicas, and the function that ``FunctionNet`` learns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ConvNet", "FunctionNet", "LeNet", "function_samples"]
 
 
 def function_samples(num_samples: int = 80_000, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """``x`` evenly spaced on [0, 20] and ``sqrt(x) * sin(3.14 * x / 5)``, both of shape ``(num_samples, 1)``.
+    """Return ``x`` evenly spaced on [0, 20] and ``sqrt(x) * sin(3.14 * x / 5)``, both of shape ``(num_samples, 1)``.
 
     Example:
         >>> x, y = function_samples(5)
@@ -24,14 +24,14 @@ def function_samples(num_samples: int = 80_000, *, dtype: torch.dtype = torch.fl
 
 
 class ConvNet(nn.Sequential):
-    """Two convolutions of 16 and 32 channels with batch norm, ReLU and max pooling, and one full layer.
+    """Two convolutions of 16 and 32 channels with batch norm, ReLU and max pooling, and one fully connected layer.
 
-    Images ``(n, 1, side, side)`` give scores ``(n, num_classes)``. Batch norm makes its buffers differ on ranks that
-    see different data, unless they are broadcast.
+    Input: images ``(n, 1, side, side)``. Output: scores ``(n, num_classes)``. Ranks that see different data have
+    different batch norm buffers, unless the buffers are broadcast.
 
     Args:
-        side: pixels of an image, a multiple of 4: 8 for the digits, 28 for MNIST.
-        num_classes: scores of an image.
+        side: pixels along one side of an image, a multiple of 4: 8 for the digits, 28 for MNIST.
+        num_classes: number of scores for each image.
 
     Example:
         >>> ConvNet()(torch.zeros(3, 1, 8, 8)).shape
@@ -50,7 +50,7 @@ class ConvNet(nn.Sequential):
 
 
 class FunctionNet(nn.Sequential):
-    """Layers 1 -> 80 -> 80 -> 40 -> 1 with ReLU, to learn a function of one variable.
+    """A network with layers 1 -> 80 -> 80 -> 40 -> 1 and ReLU, to learn a function of one variable.
 
     Example:
         >>> sum(parameter.numel() for parameter in FunctionNet().parameters())
@@ -72,17 +72,17 @@ class FunctionNet(nn.Sequential):
 
 
 class LeNet(nn.Sequential):
-    """LeNet-5 for images of 8 x 8 pixels and ten classes: two convolutions, three full layers.
+    """LeNet-5 for images of 8 x 8 pixels and ten classes: two convolutions, three fully connected layers.
 
-    tanh and average pooling as in 1998: without a kink, replicas that differ by round-off stay that close.
-    Images ``(n, 1, 8, 8)`` give scores ``(n, 10)``.
+    It uses tanh and average pooling, as in 1998. Both are smooth, so replicas that differ by round-off stay that close.
+    Input: images ``(n, 1, 8, 8)``. Output: scores ``(n, 10)``.
 
     Example:
         >>> LeNet()(torch.zeros(3, 1, 8, 8)).shape
         torch.Size([3, 10])
 
-    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
-    recognition", Proc. IEEE 86 (1998), sized down from 32 x 32.
+    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition", Proc.
+    IEEE 86 (1998), sized down from 32 x 32.
     """
 
     def __init__(self) -> None:

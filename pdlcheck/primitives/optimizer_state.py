@@ -1,4 +1,4 @@
-"""The state of an optimizer as tensors that ranks can average: momentum, and what Adam keeps."""
+"""The state of an optimizer as tensors that ranks can average: momentum, and Adam's moments."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pdlcheck.primitives.averages import averages
 
 __all__ = ["AveragedState", "hyper_parameters", "lost_options", "optimizer_parameters"]
 
-HOW = ("capturable", "differentiable", "foreach", "fused", "params")  # how a step is computed, not which
-COUNT = "step"  # what torch's optimizers call their number of steps
+HOW = ("capturable", "differentiable", "foreach", "fused", "params")  # options that do not change a step's result
+COUNT = "step"  # the name that torch's optimizers give to their number of steps
 
-# position of a parameter -> name of its state -> whether that is averaged, and the value if not
+# position of a parameter -> name of its state -> (whether the state is averaged, its value if not)
 Layout = dict[int, dict[str, tuple[bool, Any]]]
 
 
 def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """All parameters, in the order of the groups."""
+    """Return all parameters of ``optimizer``, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def hyper_parameters(optimizer: Optimizer) -> dict[str, object]:
-    """What must be the same on every rank for equal steps, by a name for messages."""
+    """Return the values that must be the same on every rank for equal steps, by a name for messages."""
     found: dict[str, object] = {"kind of optimizer": type(optimizer).__name__}
     found["sizes of the optimizer's groups"] = [len(group["params"]) for group in optimizer.param_groups]
     for number, group in enumerate(optimizer.param_groups):
@@ -41,15 +41,15 @@ def hyper_parameters(optimizer: Optimizer) -> dict[str, object]:
 
 
 def lost_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """What a group has and would lose where ``saved`` is loaded in its place: torch replaces all options."""
-    return sorted(set(group) - set(saved) - {"initial_lr"})  # a scheduler adds it, and has its own copy
+    """Return the options that ``group`` would lose if ``saved`` were loaded: torch replaces all options of a group."""
+    return sorted(set(group) - set(saved) - {"initial_lr"})  # a scheduler adds initial_lr and keeps its own copy
 
 
 class AveragedState:
-    """Averages the state of an optimizer over ranks: every floating tensor of the shape of its parameter.
+    """The part of an optimizer's state that ranks average: every floating tensor with the shape of its parameter.
 
-    What else there is, such as Adam's count of steps, stays each rank's own. A rank that has no state of a parameter
-    yet, because it never had a gradient there, counts as zero and gets the state that others have.
+    Other state, such as Adam's count of steps, stays separate on each rank. A rank may have no state of a parameter
+    yet, because the parameter never had a gradient there. Such a rank counts as zero and receives the averaged state.
 
     Args:
         optimizer: same parameters in the same order on every rank.
@@ -63,11 +63,15 @@ class AveragedState:
         self._known: Layout = {}
 
     def is_new(self) -> bool:
-        """True if this rank's optimizer has other state than at the last average, so that ranks must compare."""
+        """Return whether this rank's state has other names than at the last average, so that ranks must compare."""
         return self._names() != self._mine
 
     def average(self, *, somewhere_new: bool) -> None:
-        """Call it on every rank; ``somewhere_new`` is True on all if :meth:`is_new` was on any."""
+        """Average the state over the ranks. Every rank must call it.
+
+        Args:
+            somewhere_new: True on every rank if :meth:`is_new` was True on any rank.
+        """
         if somewhere_new:
             self._compare()
         tensors = self._tensors()
@@ -86,7 +90,7 @@ class AveragedState:
         return {position: state[p] for position, p in enumerate(parameters) if state.get(p)}
 
     def _compare(self) -> None:
-        """Learn which state there is on any rank, and take over what this one has not."""
+        """Gather the names of the state on all ranks, and create the state that this rank does not have."""
         parameters = optimizer_parameters(self._optimizer)
         mine: Layout = {
             position: {name: _entry(name, value, parameters[position]) for name, value in state.items()}

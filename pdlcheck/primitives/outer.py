@@ -22,27 +22,26 @@ OUTER = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
 class DiLoCo(LocalSGD):
-    """Local SGD with momentum between the rounds: an outer optimizer steps the way that the ranks went on average.
+    """Local SGD with momentum between the rounds: an outer optimizer steps along the mean movement of the ranks.
 
-    Every rank keeps the reference, the model of the last round. In a round ``reference - mean model`` is the gradient
-    of the reference, the outer optimizer takes a step with it, and every rank goes on from there. The message is that
-    of :class:`LocalSGD`; beside it two more copies of the model in memory, the reference and the outer momentum, equal
-    on every rank, in float32 where the model has less.
+    Every rank keeps the reference, the model after the last round. In a round, ``reference - mean model`` is the
+    gradient of the reference. The outer optimizer takes a step with it, and every rank continues from the result. The
+    message is the one of :class:`LocalSGD`. The memory grows by two copies of the model: the reference and the outer
+    momentum. Both are equal on every rank, and in float32 if the model has a lower precision.
 
     - An outer SGD with ``lr=1`` and no momentum is :class:`LocalSGD`, up to round-off.
     - With ``sync_every=1`` and an inner SGD of rate ``a`` without momentum, the outer gradient is ``a`` times the mean
-      gradient: it is synchronous SGD with the outer momentum and the rate ``a * lr``.
-    - Between rounds a rank's weights are its own, and its inner momentum stays so (``momentum="keep"``, as in the
-      paper).
-    - Frozen parameters and buffers are what they are in :class:`LocalSGD`.
+      gradient. The result is synchronous SGD with the outer momentum and the rate ``a * lr``.
+    - Between rounds, each rank has its own weights and its own inner momentum (``momentum="keep"``, as in the paper).
+    - Frozen parameters and buffers are treated as in :class:`LocalSGD`.
 
     Args:
         optimizer, model, sync_every, momentum, buffers, group, node_group: as in :class:`LocalSGD`; ``optimizer`` is
-            the inner one. A rank that has finished counts as one that did not move.
+            the inner one. A finished rank counts as one that did not move.
         outer: makes the outer optimizer from the parameters of the reference; the same on every rank.
 
     Raises:
-        TypeError, ValueError: as :class:`LocalSGD`; also where ranks have different outer optimizers.
+        TypeError, ValueError: as in :class:`LocalSGD`; also if ranks have different outer optimizers.
 
     Example:
         >>> def train():
@@ -99,16 +98,19 @@ class DiLoCo(LocalSGD):
         require_agreement("DiLoCo", self._who, facts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of :class:`LocalSGD`, and the reference and the outer optimizer, which are equal on every rank."""
+        """Return the state of :class:`LocalSGD`, the reference, and the state of the outer optimizer.
+
+        The reference and the outer optimizer are equal on every rank.
+        """
         reference = {name: parameter.detach().clone() for name, parameter in self._reference.items()}
         return {**super().state_dict(), "reference": reference, "outer": self.outer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was saved. Every rank calls it.
+        """Continue from ``state``. Every rank must call it.
 
         Raises:
-            ValueError: on every rank alike, before anything is changed: as :meth:`LocalSGD.load_state_dict`; or the
-                reference is that of another model, the outer optimizer another one.
+            ValueError: on every rank alike, before anything is changed: as in :meth:`LocalSGD.load_state_dict`; the
+                reference is from another model; the outer optimizer differs.
         """
         super().load_state_dict(state)
         with torch.no_grad():
@@ -129,7 +131,7 @@ class DiLoCo(LocalSGD):
         _require_outer(caller, self.outer, state["outer"])
 
     def _take_over(self, means: Mapping[str, Tensor]) -> None:
-        """The outer step."""
+        """Take the outer step."""
         super()._take_over({name: mean for name, mean in means.items() if name not in self._reference})
         for name, reference in self._reference.items():
             reference.grad = reference.detach() - means[name]
@@ -138,7 +140,7 @@ class DiLoCo(LocalSGD):
 
 
 def _require_outer(caller: str, outer: Optimizer, saved: Mapping[str, Any]) -> None:
-    groups, _ = saved["param_groups"], saved["state"]  # both must be there
+    groups, _ = saved["param_groups"], saved["state"]  # reads "state" only to require it
     cure = "make outer as it was made for the one that was saved"
     mine, theirs = ([len(group["params"]) for group in found] for found in (outer.param_groups, groups))
     if mine != theirs:

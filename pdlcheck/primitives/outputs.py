@@ -1,4 +1,4 @@
-"""The tensors in what a module returns, and the parameters that lead to them."""
+"""The tensors in a module's output, and the parameters that lead to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOSED = (str, bytes, int, float, complex, type(None), type, nn.Module, types.Fu
 
 
 def tensors_in(output: object) -> Iterator[Tensor]:
-    """Every tensor in nested containers, dataclasses and objects with attributes, each container once."""
+    """Yield every tensor in nested containers, dataclasses and objects with attributes. Visit each container once."""
     seen: set[int] = set()
     waiting = [output]
     while waiting:
@@ -33,7 +33,7 @@ def tensors_in(output: object) -> Iterator[Tensor]:
 
 
 def parameters_behind(tensors: Iterable[Tensor]) -> set[int]:
-    """The ids of the leaves that a backward pass from ``tensors`` reaches."""
+    """Return the ids of the leaves that a backward pass from ``tensors`` reaches."""
     leaves = set()
     nodes = []
     for tensor in tensors:
@@ -55,7 +55,7 @@ def parameters_behind(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def _slots(found: object) -> list[str]:
-    """Attributes of classes such as ``dataclass(slots=True)``."""
+    """Return the attribute names of classes with slots, such as ``dataclass(slots=True)``."""
     names: list[str] = []
     for cls in type(found).__mro__:
         own = cls.__dict__.get("__slots__", ())

@@ -1,4 +1,4 @@
-"""A sampler for ``torch.utils.data.DataLoader`` that knows how far training has come."""
+"""A sampler for ``torch.utils.data.DataLoader`` that keeps the position of training in the data."""
 
 from __future__ import annotations
 
@@ -16,47 +16,51 @@ from pdlcheck.primitives.data import shard_indices
 __all__ = ["ShardSampler"]
 
 VERSION = 1
-SAME = ("version", "num_samples", "seed", "shuffle")  # what decides the order, beside the epoch
+SAME = ("version", "num_samples", "seed", "shuffle")  # the settings that decide the order, together with the epoch
 
 
 class ShardSampler(Sampler[int]):
-    """The samples of a rank, for a DataLoader: disjoint over the ranks, covering the data, resumable anywhere.
+    """A sampler of one rank's samples for a DataLoader: disjoint shards that cover the data, resumable at any step.
 
-    A drop-in for ``torch.utils.data.DistributedSampler``, with three things more: ``tail`` says what becomes of the
-    samples that do not divide evenly; a position that counts what training has used, not what a loader has fetched
-    ahead; and a state that resumes on any number of ranks. Samples are those of :func:`shard_indices`: rank r has
-    every ``num_replicas``-th one of the epoch's order. So when each rank has used k samples, the first ``k *
-    num_replicas`` of the order are used, whoever shares out the rest. No communication.
+    It can replace ``torch.utils.data.DistributedSampler`` and adds three things. ``tail`` chooses the policy for
+    samples that do not divide evenly. The position counts the samples that training has used, not those that a loader
+    has fetched ahead. The state resumes on any number of ranks.
+
+    The samples are those of :func:`shard_indices`: rank r has every ``num_replicas``-th one of the epoch's order. So
+    when each rank has used k samples, the first ``k * num_replicas`` of the order are used, and any number of ranks can
+    share the rest. No communication.
 
     Call ``set_epoch(epoch)`` before each epoch and ``commit(len(batch))`` after each step::
 
         for epoch in range(sampler.epoch, epochs):
-            sampler.set_epoch(epoch)                    # the epoch that it is in already: keeps its position
+            sampler.set_epoch(epoch)                    # the current epoch keeps its position
             for batch in loader:
                 train(batch)
-                sampler.commit(len(batch))              # state_dict() now says: go on with the next batch
+                sampler.commit(len(batch))              # state_dict() now continues with the next batch
 
-    Where training draws random numbers, as for dropout, make it ``DataLoader(..., generator=torch.Generator())``: a
-    loader draws one whenever a pass begins, and a run that goes on begins one more.
+    If training draws random numbers, as for dropout, use ``DataLoader(..., generator=torch.Generator())``. A loader
+    draws one number whenever a pass begins, and a resumed run begins one more pass.
 
-    Without ``commit`` every pass is a whole epoch, and so is one after a pass that was used up here. One that was not,
-    as under a loader with ``drop_last=True``, goes on with what is left until ``set_epoch`` names another. A state that
-    was saved when the epoch was used up leaves nothing of it: the loop above goes on to the next.
+    Without ``commit`` every pass is a whole epoch. The pass after a used-up pass is a whole epoch too. After a pass
+    that was not used up, as under a loader with ``drop_last=True``, the next pass contains the rest, until
+    ``set_epoch`` selects another epoch. A state that was saved when the epoch was used up leaves no samples of it; the
+    loop above continues with the next epoch.
 
     Args:
         dataset: anything with a length.
         num_replicas: number of shards; the default is the size of the default group.
-        rank: whose shard; the default is this rank.
-        shuffle: another order in every epoch; False is 0, 1, 2, ...
+        rank: the rank whose shard is sampled; the default is this rank.
+        shuffle: True draws another order in every epoch; False is 0, 1, 2, ...
         seed: same on every rank.
-        drop_last: as in torch: True is ``tail="drop"``.
-        tail: ``"pad"``, the default, repeats the first samples of the order so that shards are equally long;
-            ``"uneven"`` has every sample once, for metrics, and some ranks one less; ``"drop"`` leaves the last out.
+        drop_last: as in torch; True means ``tail="drop"``.
+        tail: ``"pad"``, the default, repeats the first samples of the order so that shards are equally long.
+            ``"uneven"`` has every sample once, for metrics; some ranks have one sample less. ``"drop"`` leaves the last
+            samples out.
 
     Raises:
-        TypeError: ``dataset`` has no length; ``seed`` is no int.
-        ValueError: ``rank`` is outside of the replicas; unknown ``tail``, or one that contradicts ``drop_last``; no
-            process group where one is to be asked.
+        TypeError: ``dataset`` has no length; ``seed`` is not an int.
+        ValueError: ``rank`` is outside of the replicas; ``tail`` is unknown or contradicts ``drop_last``;
+            ``num_replicas`` or ``rank`` is missing and there is no process group.
 
     Example:
         >>> first = ShardSampler(range(10), num_replicas=2, rank=0, shuffle=False)
@@ -104,45 +108,45 @@ class ShardSampler(Sampler[int]):
         self.drop_last = self.tail == "drop"
         self.epoch = 0
         self._total = len(dataset)
-        self._begun = False  # the pass that begins at _start has been asked for
+        self._begun = False  # whether an iterator of the pass that begins at _start was requested
         self._start = 0  # where in the epoch's order this pass begins; the same on every rank
         self._used = 0  # samples of this pass that this rank has used
-        self._passes = 0  # how many were begun
-        self._ended = False  # the samples of this pass were asked for to the last one
-        shard_indices(self._total, rank=rank, world_size=num_replicas, seed=seed, tail=self.tail)  # refuses
+        self._passes = 0  # number of passes begun
+        self._ended = False  # whether the iterator of this pass is exhausted
+        shard_indices(self._total, rank=rank, world_size=num_replicas, seed=seed, tail=self.tail)  # raises
 
     def __iter__(self) -> Iterator[int]:
-        """The samples that are left of the epoch, from where training has come to."""
+        """Return an iterator over the remaining samples of the epoch, from the current position of training."""
         used_up = self._begun and self._used >= len(self)
         self._begin(0 if used_up else self._position(), begun=True)
         return self._given(self._left().tolist(), self._passes)
 
     def __len__(self) -> int:
-        """The samples of the pass that is under way, or that will begin; it does not shrink while samples are used."""
+        """Return the number of samples in the current or next pass. Using samples does not reduce it."""
         return self._share(self._total - self._start)
 
     @property
     def num_samples(self) -> int:
-        """The samples of this rank in a whole epoch, as in torch."""
+        """Return the number of samples of this rank in a whole epoch, as in torch."""
         return self._share(self._total)
 
     @property
     def total_size(self) -> int:
-        """The samples of all ranks in a whole epoch, as in torch."""
+        """Return the number of samples of all ranks in a whole epoch, as in torch."""
         return self._total if self.tail == "uneven" else self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin another epoch. The number of the epoch that it is in leaves the position as it is."""
+        """Begin another epoch. If ``epoch`` is the current epoch, the position does not change."""
         require_at_least("ShardSampler.set_epoch", "epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch = epoch
             self._begin(0)
 
     def commit(self, num_samples: int) -> None:
-        """Say that training has used the next ``num_samples`` of this rank. Call it on every rank after every step.
+        """Record that training has used the next ``num_samples`` of this rank. Call it on every rank after every step.
 
         Raises:
-            ValueError: more than the pass has: a batch was committed twice, or that of another loader.
+            ValueError: the pass has fewer samples left: a batch was committed twice, or comes from another loader.
         """
         require_at_least("ShardSampler.commit", "num_samples", num_samples, 0)
         if self._used + num_samples > self._rounds():
@@ -153,26 +157,29 @@ class ShardSampler(Sampler[int]):
         self._used += num_samples
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch and position, whole numbers only: the same on every rank that has used as many samples.
+        """Return the epoch, the position and the settings, all ints.
 
-        So it is where all have used up what they have of the epoch and the loops over it have ended, whatever ``tail``.
-        In its last step, where with ``tail="uneven"`` some ranks have none, or under a loader with ``drop_last=True``
-        they may differ by the last sample: a rank whose loader has fetched ahead cannot tell whether others have one
-        more step to go. On as many ranks each goes on from its own. That of rank 0 holds for all, and
-        ``load_checkpoint`` takes it on another number of ranks with
-        ``reshard={"sampler": lambda states, rank, world_size: states[0]}``.
+        Ranks that have used equally many samples return the same. So, for any ``tail``, the state is equal on every
+        rank when all ranks have used up their samples of the epoch and the loops over it have ended. In the last step
+        of an epoch, ranks may differ by the last sample: some ranks may have no sample there with ``tail="uneven"``, or
+        under a loader with ``drop_last=True``. A rank whose loader has fetched ahead cannot detect whether others have
+        one more step.
+
+        On the same number of ranks, each rank resumes from its own state. The state of rank 0 is valid for all ranks.
+        On another number of ranks, ``load_checkpoint`` takes it with ``reshard={"sampler": lambda states, rank,
+        world_size: states[0]}``.
         """
         own = {"num_samples": self._total, "seed": self.seed, "shuffle": int(self.shuffle)}
         return {"version": VERSION, "epoch": self.epoch, "position": self._position(), **own}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was saved, on this or another number of ranks. Load the same state on every rank.
+        """Continue from ``state``, on the same or another number of ranks. Load the same state on every rank.
 
-        What is left of the epoch is shared out anew: each sample once, but for what ``tail`` repeats or drops.
+        The rest of the epoch is shared out again: each sample once, except for those that ``tail`` repeats or drops.
 
         Raises:
-            ValueError: a value is missing or out of range, or the order would be another one: other data, seed or
-                shuffling, or a state of another version. Nothing is changed.
+            ValueError: a value is missing or out of range; or the order would differ, because the data, the seed, the
+                shuffling or the version of the state differ. Nothing is changed.
         """
         own = self.state_dict()
         for name in own:
@@ -194,45 +201,45 @@ class ShardSampler(Sampler[int]):
         self._begin(state["position"])
 
     def _begin(self, start: int, *, begun: bool = False) -> None:
-        """A pass from ``start`` on; an iterator of an earlier one says nothing about it."""
+        """Begin a pass at ``start``. Iterators of earlier passes no longer change the state."""
         self._start, self._used, self._begun, self._ended = start, 0, begun, False
         self._passes += 1
 
     def _given(self, samples: list[int], number: int) -> Iterator[int]:
-        """The samples of a pass, which has ended when one more is asked for."""
+        """Yield the samples of a pass; when one more is requested, mark the pass as ended."""
         yield from samples
         if number == self._passes:
             self._ended = True
 
     def _over(self) -> bool:
-        """Whether no rank has anything left of the pass, as far as this one can tell.
+        """Return whether no rank has samples left in the pass, as far as this rank can detect.
 
-        A rank that has one sample less than others uses its last one while they have another step to go; then its loop
-        ends. Without a loop it is believed to be no step behind.
+        A rank with one sample less than others uses its last one while the others have one more step. Its loop ends
+        after that. Without a loop, this rank is assumed not to be behind.
         """
         if self._used < len(self):
             return False
         return self._ended or (self._used > 0 and not (self._begun and self.tail == "uneven"))
 
     def _position(self) -> int:
-        """How many samples of the epoch's order all ranks have used; all of them where only a dropped tail is left."""
+        """Return how many samples of the epoch's order all ranks have used; all if only a dropped tail is left."""
         if self._over():
             return self._total
         return min(self._start + self._used * self.num_replicas, self._total)
 
     def _rounds(self) -> int:
-        """The samples of this pass on the rank that has most of them."""
+        """Return the number of samples in this pass on the rank that has the most."""
         left = self._total - self._start
         return left // self.num_replicas if self.tail == "drop" else -(-left // self.num_replicas)
 
     def _share(self, left: int) -> int:
-        """How many of ``left`` samples are this rank's, with what ``tail`` repeats or drops."""
+        """Return how many of ``left`` samples belong to this rank, including those that ``tail`` repeats or drops."""
         if self.tail == "drop":
             return left // self.num_replicas
         return len(range(0 if self.tail == "pad" else self.rank, left, self.num_replicas))
 
     def _left(self) -> Tensor:
-        """This rank's samples of the pass."""
+        """Return this rank's samples of the pass."""
         order = shard_indices(self._total, rank=0, world_size=1, epoch=self.epoch, shuffle=self.shuffle, seed=self.seed)
         left = order[self._start :]
         whole = self._rounds() * self.num_replicas

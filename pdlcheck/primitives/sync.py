@@ -1,4 +1,4 @@
-"""Keeping replicas alike: the same start, synchronised gradients, averaged models."""
+"""Functions that keep replicas equal: broadcast parameters, synchronise gradients, average models."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def broadcast_parameters(
     *,
     by: Literal["broadcast", "messages"] = "broadcast",
 ) -> None:
-    """Give every rank ``src``'s parameters and buffers, so that the replicas start alike.
+    """Copy ``src``'s parameters and buffers to every rank, so that the replicas start equal.
 
-    One broadcast, or one message to each sibling, for each device, after ranks have compared their models. Buffers that
-    are not saved with the model are sent too; a tensor that is shared (tied weights) is sent once and stays shared.
+    The ranks compare their models first. Then each device costs one broadcast, or one message to each sibling. Buffers
+    that are not saved with the model are sent too. A shared tensor (tied weights) is sent once and stays shared.
 
     Args:
-        module: same names, shapes and dtypes in the same order on every rank; overwritten on all ranks but ``src``.
-        src: a global rank, must be in ``group``; the same on every rank.
+        module: same names, shapes and dtypes in the same order on every rank; overwritten on all ranks except ``src``.
+        src: a global rank in ``group``; the same on every rank.
         group: process group; ``None`` is the default group.
-        by: ``"broadcast"`` is the backend's; with ``"messages"`` ``src`` sends to each sibling itself, which is slower
-            from three ranks on, and needs of a backend nothing but send and recv. Of these two, the same on every rank.
+        by: ``"broadcast"`` uses the backend's broadcast. With ``"messages"``, ``src`` sends to each sibling itself;
+            this is slower from three ranks on, but needs only send and recv of the backend. Same value on every rank.
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: it has neither parameters nor buffers, or lazy or expanded ones, or some on a device that the
-            backend cannot take; ``src`` is outside the group; unknown ``by``; models or ``src`` differ between ranks.
-            On every rank alike, before anything is sent.
+        ValueError: ``module`` has no parameters and no buffers, or has lazy or expanded ones, or has some on a device
+            that the backend does not support; ``src`` is outside the group; ``by`` is unknown; models or ``src`` differ
+            between ranks. Every rank raises the same error, before any tensor is sent.
 
     Example:
         >>> def start():
@@ -65,8 +65,8 @@ def broadcast_parameters(
         >>> first == second
         True
 
-    Source: rank 0 sends its weights to its siblings in D. Gannon, "Doing Deep Learning in Parallel with
-    PyTorch" (2020).
+    Source: rank 0 sends its weights to its siblings in D. Gannon, "Doing Deep Learning in Parallel with PyTorch"
+    (2020).
     """
     who = members("broadcast_parameters", group)
     state: dict[str, Tensor] = {}
@@ -102,41 +102,39 @@ def sync_gradients(
 ) -> bool:
     """Replace every gradient by its mean, or sum, over the ranks. Call it after backward, on every rank.
 
-    With shards of ``n_r`` samples and a loss that is a mean over samples, ``weight=n_r`` gives
-    ``sum(n_r * grad_r) / sum(n_r)``: the gradient of one process on all samples, also for uneven and empty
-    shards.
+    With shards of ``n_r`` samples and a loss that is a mean over samples, ``weight=n_r`` gives ``sum(n_r * grad_r) /
+    sum(n_r)``. This is the gradient of one process on all samples, even if shards are uneven or empty.
 
-    One all_reduce for each bucket of at most ``bucket_bytes``. The bucket also carries the weight, and a flag for
-    each parameter: a gradient that is None on some ranks counts as zero there, and one that is None everywhere
+    The cost is one all_reduce for each bucket of at most ``bucket_bytes``. The bucket also carries the weight, and a
+    flag for each parameter. A gradient that is None on some ranks counts as zero there. One that is None on every rank
     stays None. float16 and bfloat16 gradients are summed in float32.
 
-    With ``sync_every`` above 1 every rank steps with its own gradient in between, and what it went alone is never
-    taken back: replicas drift apart by the difference of those steps, and only :func:`average_parameters` or
-    :class:`LocalSGD` reunites them.
+    With ``sync_every`` above 1, every rank takes the steps in between with its own gradient. These steps are never
+    undone, so the replicas drift apart by their difference. Only :func:`average_parameters` or :class:`LocalSGD` makes
+    them equal again.
 
     Args:
         module_or_params: a module, or its parameters in the same order on every rank.
-        reduction: ``"mean"`` divides by the number of ranks, or by the sum of the weights; ``"sum"`` does
-            not divide.
+        reduction: ``"mean"`` divides by the number of ranks, or by the sum of the weights; ``"sum"`` does not divide.
         sync_every: synchronise only at every k-th step: at steps k-1, 2k-1, ... counted from 0; ``None`` is never.
         step: the number of this step.
-        weight: how much this rank's gradient counts, usually its number of samples; 0 for a rank without
-            samples, whose gradients then do not count whatever they hold. Give it on every rank or on none.
+        weight: the weight of this rank's gradient, usually its number of samples. A rank without samples gives 0; its
+            gradients are then ignored, whatever they hold. Give a weight on every rank or on none.
         bucket_bytes: bytes in a bucket; a larger parameter has a bucket of its own.
         group: process group; ``None`` is the default group.
 
     Returns:
-        True if this was a step that synchronises, the same on every rank.
+        True if this step synchronises; the same on every rank.
 
     Raises:
-        TypeError: something other than tensors is to be synchronised, or parameters come in a set, which
-            has no order.
-        ValueError: there is no parameter that requires a gradient; unknown ``reduction``; ``sync_every`` or
-            ``bucket_bytes`` below 1; ``step`` below 0; ``weight`` negative, not finite or beside ``"sum"``;
-            a sparse gradient. Where ranks synchronise, all of them raise, also where only one has this, or where
-            ``reduction``, ``sync_every`` or ``bucket_bytes`` differ, or some give a weight; nothing is changed. A rank
-            whose arguments are wrong waits for the next synchronisation of the others. One that has no parameters, lazy
-            ones, or other ones, cannot take part, nor can one that never synchronises beside others that do.
+        TypeError: something other than tensors is to be synchronised, or parameters come in a set, which has no order.
+        ValueError: no parameter requires a gradient; ``reduction`` is unknown; ``sync_every`` or ``bucket_bytes`` is
+            below 1; ``step`` is below 0; ``weight`` is negative, not finite, or given with ``"sum"``; a gradient is
+            sparse; ranks differ in ``reduction``, ``sync_every`` or ``bucket_bytes``; some ranks give a weight and
+            others do not. If the ranks synchronise, every rank raises, even if only one has the problem, and nothing is
+            changed. A rank with wrong arguments waits for the next synchronisation of the others. The ranks cannot
+            share the error in two cases: a rank has no parameters, lazy ones or different ones; or a rank never
+            synchronises while others do.
 
     Example:
         >>> def step(samples):
@@ -147,14 +145,14 @@ def sync_gradients(
         >>> world.run(step, 3, world_size=2)
         [1.5, 1.5]
 
-    Source: synchronous SGD as in "Distributed training with PyTorch and MPI" (2018); flat buckets as in S.
-    Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
+    Source: synchronous SGD as in "Distributed training with PyTorch and MPI" (2018); flat buckets as in S. Li et al.,
+    "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
     """
-    params, problem = _trainable(module_or_params)  # without them nothing can be sent
+    params, problem = _trainable(module_or_params)  # raises at once: without parameters nothing can be sent
     who = members("sync_gradients", group)
     params, unfit = _fit_to_send("sync_gradients", params, who)
     problem = problem or unfit
-    # where only another argument is wrong, the messages are of the size of the others' all the same
+    # If another argument is wrong, this rank still sends messages of the same size as its peers.
     size = bucket_bytes if type(bucket_bytes) is int and bucket_bytes > 0 else BUCKET_BYTES
     share, way = 0.0, "no weight" if weight is None else "a weight"
     try:
@@ -171,7 +169,7 @@ def sync_gradients(
         raise problem
     if problem is None and (sync_every is None or (step + 1) % sync_every):
         return False
-    # a rank with a problem meets the others in their next synchronisation, where all of them learn of it
+    # A rank with a problem joins the next synchronisation of the others, where every rank detects the problem.
 
     def facts() -> dict[str, object]:
         if problem is not None:
@@ -201,11 +199,21 @@ def sync_shares(
     marks: Sequence[float] = (),
     refuse: Callable[[], None] | None = None,
 ) -> float:
-    """What :func:`sync_gradients` does once its arguments are right; returns the sum of the ranks' shares.
+    """Synchronise gradients as :func:`sync_gradients` does, without its argument checks.
 
-    ``marks`` travel in the first bucket; where those of all ranks are not alike ``refuse`` raises, on every rank.
+    Args:
+        params: the parameters, in the same order on every rank.
+        share: the factor of this rank's gradients; 0 ignores them.
+        reduction: ``"mean"`` or ``"sum"``.
+        bucket_bytes: bytes in a bucket.
+        group: process group; ``None`` is the default group.
+        marks: numbers that travel in the first bucket and must be equal on every rank.
+        refuse: called on every rank if the marks differ; raises on every rank.
+
+    Returns:
+        The sum of the ranks' shares.
     """
-    if dist.get_world_size(group) == 1:  # its own mean, and its own sum
+    if dist.get_world_size(group) == 1:  # the gradient of one rank is its own mean and its own sum
         if not share:
             for param in params:
                 param.grad = None
@@ -223,22 +231,23 @@ def average_parameters(
     buffers: Literal["average", "broadcast", "keep"] = "average",
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Replace every parameter by its mean over the ranks, as local SGD does between rounds of its own steps.
+    """Replace every parameter by its mean over the ranks, as local SGD does after each round of local steps.
 
-    One all_reduce for each dtype; float16 and bfloat16 are summed in float32. A mean of integers is exact or an
-    error, it is never rounded: a counter that is 3 on one rank and 4 on another has no integer mean.
+    The cost is one all_reduce for each dtype. float16 and bfloat16 are summed in float32. A mean of integers is exact
+    or an error; it is never rounded. For example, a counter that is 3 on one rank and 4 on another has no integer mean.
 
     Args:
         module: same structure, shapes and dtypes on every rank; overwritten on every rank.
-        buffers: ``"average"`` averages them too, ``"broadcast"`` takes those of the group's first rank,
-            ``"keep"`` leaves each rank its own.
+        buffers: ``"average"`` averages the buffers too, ``"broadcast"`` copies those of the group's first rank,
+            ``"keep"`` leaves each rank's buffers unchanged.
         group: process group; ``None`` is the default group.
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: it has neither parameters nor buffers, or lazy ones; on every rank alike, before anything is
-            changed: some on a device that the backend cannot take, or DTensors; unknown ``buffers`` or others on
-            another rank (where these make no messages of another size); integers that have no integer mean.
+        ValueError: ``module`` has no parameters and no buffers, or has lazy ones. The following errors are raised on
+            every rank alike, before anything is changed: a tensor is a DTensor or on a device that the backend does not
+            support; ``buffers`` is unknown or differs between ranks (detected if the messages still have the same
+            size); integers have no integer mean.
 
     Example:
         >>> def average():
@@ -249,8 +258,8 @@ def average_parameters(
         >>> world.run(average, world_size=2)
         [0.5, 0.5]
 
-    Source: weights divided by the number of ranks after an all_reduce in D. Gannon (2020); S. Stich,
-    "Local SGD converges fast and communicates little", ICLR (2019).
+    Source: weights divided by the number of ranks after an all_reduce in D. Gannon (2020); S. Stich, "Local SGD
+    converges fast and communicates little", ICLR (2019).
     """
     parameters, own_buffers = named_state("average_parameters", module)
     who = members("average_parameters", group)
@@ -321,10 +330,12 @@ def _state_to_send(module: nn.Module, src: int, who: Members) -> dict[str, Tenso
 
 
 def _fit_to_send(caller: str, tensors: dict[str, Tensor], who: Members) -> tuple[dict[str, Tensor], ValueError | None]:
-    """The tensors, or zeros in place of those that cannot be sent, so that the others hear what is wrong with them.
+    """Return the tensors and ``None``; or, if some cannot be sent, zeros in their place and the error.
+
+    With the zeros this rank still takes part, so that the other ranks receive its error.
 
     Raises:
-        ValueError: one has no shape yet, so that nothing can stand in for it.
+        ValueError: a tensor has no shape yet, so no zeros can replace it.
     """
     try:
         require_state(caller, tensors, who.group)
@@ -337,9 +348,9 @@ def _fit_to_send(caller: str, tensors: dict[str, Tensor], who: Members) -> tuple
 
 
 def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> tuple[dict[str, Tensor], Exception | None]:
-    """What requires a gradient, by name, each once, and what is wrong with a gradient, if anything.
+    """Return the parameters that require a gradient, by name and each once, and the first problem of a gradient.
 
-    The name of a bare parameter is its position.
+    The name of a bare parameter is its position. The problem is ``None`` if every gradient is dense.
     """
     problem: Exception | None = None
     if isinstance(module_or_params, nn.Module):
@@ -368,7 +379,7 @@ def _trainable(module_or_params: nn.Module | Iterable[Tensor]) -> tuple[dict[str
 
 
 def _share(weight: float | None, reduction: str) -> float:
-    """The factor of this rank's gradients."""
+    """Return the factor of this rank's gradients."""
     if weight is None:
         return 1.0
     if reduction == "sum":

@@ -1,4 +1,4 @@
-"""Two ways to train a model on replicas. Call them on every rank; they leave equal replicas behind."""
+"""Two ways to train a model on replicas. Call them on every rank; the replicas are equal afterwards."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def train_synchronous(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> list[float]:
-    """Synchronous SGD: all ranks take the same step, with the gradient of the whole batch.
+    """Train with synchronous SGD: all ranks take the same step, with the gradient of the whole batch.
 
-    A batch of ``global_batch`` samples is split over the ranks, and gradients are weighted with the samples
-    of each, so any number of ranks takes the steps of one process, up to round-off, also where a batch does
-    not divide evenly. (Not with BatchNorm or dropout, where a sample's gradient depends on who shares its
-    rank.)
+    A batch of ``global_batch`` samples is split over the ranks, and each rank's gradient is weighted with its number of
+    samples. So any number of ranks takes the steps of one process, up to round-off, even if a batch does not divide
+    evenly. This does not hold with BatchNorm or dropout, because a sample's gradient then depends on the other samples
+    of its rank.
 
     Args:
-        model: rank 0's weights are where training starts; equal on every rank, bit for bit, afterwards.
+        model: training starts with rank 0's weights; equal on every rank, bit for bit, afterwards.
         loss: mean over the samples, of ``(model(inputs), targets)``.
-        data: inputs and targets, all of them on every rank; each rank reads its part only.
+        data: inputs and targets, all of them on every rank; each rank reads only its part.
         optimizer: makes the optimizer from the parameters: ``functools.partial(torch.optim.SGD, lr=0.1)``.
         epochs: how often every sample is used; 0 only makes the replicas equal.
         global_batch: samples in a step, over all ranks; the last batch of an epoch may be smaller.
-        shuffle: another order in every epoch.
-        seed: of that order; same on every rank.
-        group: process group; ``None`` is the default group. Its first rank is where the weights come from.
+        shuffle: whether every epoch has another order.
+        seed: the seed of that order; same on every rank.
+        group: process group; ``None`` is the default group. The weights come from its first rank.
 
     Returns:
         The mean loss in every epoch, before each step, over all samples; the same list on every rank.
 
     Raises:
-        ValueError: on every rank alike: no samples, or inputs and targets of different length; ``global_batch`` below
-            1 or ``epochs`` below 0; an empty model; arguments, optimizers or numbers of samples that differ between
-            ranks; a sparse gradient.
+        ValueError: on every rank alike: there are no samples, or inputs and targets differ in length; ``global_batch``
+            is below 1 or ``epochs`` below 0; the model is empty; arguments, optimizers or numbers of samples differ
+            between ranks; a gradient is sparse.
 
     Example:
         >>> import functools
@@ -94,7 +94,7 @@ def train_synchronous(
             mine = batch.tensor_split(who.world_size)[who.rank]
             steps.zero_grad()
             _backward(model, loss, data, mine, seen)
-            if is_checked:  # what is right in the first step is right in all
+            if is_checked:  # arguments that are right in the first step are right in all steps
                 sync_shares(trained, float(len(mine)), group=group)
             else:
                 _require_first_step(parameters, steps, who)
@@ -119,23 +119,32 @@ def train_local_sgd(
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> list[float]:
-    """Local SGD: ranks step with their own gradients, and average their models after every k-th step and at the end.
+    """Train with local SGD: ranks step with their own gradients, and average their models after every k-th step.
 
-    With ``sync_every=1`` and batches that split evenly it takes the steps of :func:`train_synchronous`, for SGD with
-    or without momentum: both are linear in the gradient. It does not for Adam. Steps are those of :class:`LocalSGD`.
+    They average once more at the end. With ``sync_every=1`` and batches that split evenly, the steps are those of
+    :func:`train_synchronous` for SGD with or without momentum, because both are linear in the gradient. They differ for
+    Adam. The steps are those of :class:`LocalSGD`.
 
     Args:
-        sync_every: steps between two averages; the last average comes after the last step in any case.
-        momentum, buffers: what becomes of them in an average, as in :class:`LocalSGD`.
-        model, loss, data, optimizer, epochs, global_batch, shuffle, seed, group: as in
-            :func:`train_synchronous`. A rank whose part of a batch is empty does not step.
+        sync_every: steps between two averages; the last average always comes after the last step.
+        momentum: the policy for momentum in an average, as in :class:`LocalSGD`.
+        buffers: the policy for buffers in an average, as in :class:`LocalSGD`.
+        model: as in :func:`train_synchronous`.
+        loss: as in :func:`train_synchronous`.
+        data: as in :func:`train_synchronous`.
+        optimizer: as in :func:`train_synchronous`.
+        epochs: as in :func:`train_synchronous`.
+        global_batch: as in :func:`train_synchronous`. A rank whose part of a batch is empty does not step.
+        shuffle: as in :func:`train_synchronous`.
+        seed: as in :func:`train_synchronous`.
+        group: as in :func:`train_synchronous`.
 
     Returns:
-        The mean loss in every epoch, before each step, over all samples, each under the model of its rank;
-        the same list on every rank.
+        The mean loss in every epoch, before each step, over all samples, each under the model of its rank; the same
+        list on every rank.
 
     Raises:
-        ValueError: as :func:`train_synchronous`; ``sync_every`` below 1.
+        ValueError: as in :func:`train_synchronous`; also if ``sync_every`` is below 1.
 
     Example:
         >>> import functools
@@ -148,8 +157,8 @@ def train_local_sgd(
         >>> len(set(world.run(train, world_size=2)))
         1
 
-    Source: models averaged every 200 epochs in D. Gannon (2020); S. Stich, "Local SGD converges fast and
-    communicates little", ICLR (2019).
+    Source: models averaged every 200 epochs in D. Gannon (2020); S. Stich, "Local SGD converges fast and communicates
+    little", ICLR (2019).
     """
     settings = {"epochs": epochs, "global_batch": global_batch, "shuffle": shuffle, "seed": seed}
     who = _start("train_local_sgd", model, data, settings | {"sync_every": sync_every}, group)
@@ -210,17 +219,17 @@ def _require_tensors(caller: str, data: object) -> None:
 
 
 def _require_first_step(parameters: list[Tensor], optimizer: Optimizer, who: Members) -> None:
-    """What one rank's gradients have wrong is raised on every rank, also on one without samples."""
+    """Raise on every rank if the gradients of one rank are wrong, also on a rank without samples."""
 
     def facts() -> dict[str, object]:
-        sync_gradients(parameters, sync_every=None, group=who.group)  # looks, and sends nothing
+        sync_gradients(parameters, sync_every=None, group=who.group)  # checks only, and sends nothing
         return hyper_parameters(optimizer)
 
     require_agreement("train_synchronous", who, facts)
 
 
 def _batches(num_samples: int, global_batch: int, epoch: int, shuffle: bool, seed: int) -> Iterator[Tensor]:
-    """The batches of an epoch, the same on every rank."""
+    """Return the batches of an epoch, the same on every rank."""
     order = shard_indices(num_samples, rank=0, world_size=1, epoch=epoch, shuffle=shuffle, seed=seed)
     return iter(torch.split(order, global_batch))
 
@@ -232,21 +241,24 @@ def _backward(
     mine: Tensor,
     seen: Seen,
 ) -> bool:
-    """Gradients of this rank's part of the batch; False if it has none, and a mean over it is no number."""
+    """Compute the gradients of this rank's part of the batch. Return False if the part is empty.
+
+    The mean loss of an empty part is NaN, so nothing is computed.
+    """
     if not len(mine):
         return False
     value = loss(model(data[0].index_select(0, mine)), data[1].index_select(0, mine))
     value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    seen.append((value.detach(), len(mine)))  # on its device: nobody waits for the number
+    seen.append((value.detach(), len(mine)))  # stays on its device, so that no code waits for the value
     return True
 
 
 def _no_step() -> None:
-    """Of a rank whose part of a batch is empty."""
+    """Take no step, on a rank whose part of a batch is empty."""
 
 
 def _mean_loss(seen: Seen, data: tuple[Tensor, Tensor], group: dist.ProcessGroup | None) -> float:
-    """The mean over all samples of all ranks."""
+    """Return the mean loss over all samples of all ranks."""
     total = torch.zeros(2, dtype=torch.float64, device=data[0].device)
     if seen:
         values = torch.stack([value for value, _ in seen]).to(total.dtype)

@@ -1,1 +1,1 @@
-"""What ``pdlcheck verify`` runs: the suites in one pytest session, and the primitives on real input."""
+"""The work of ``pdlcheck verify``: the suites in one pytest session, and the primitives on real input."""

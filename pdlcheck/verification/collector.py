@@ -1,4 +1,4 @@
-"""The pytest plugin object of one run: it keeps the items that are meant, counts examples, makes records."""
+"""The pytest plugin of one run: it keeps the requested items, counts examples, and makes records."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pdlcheck.report.records import Key, PropertyRecord
 __all__ = ["Collector"]
 
 NO_WORLD = "-"
-_listener: Any = statistics.collector  # Hypothesis types it as a variable that is always None
+_listener: Any = statistics.collector  # Hypothesis declares it as a variable that is always None
 
 
 @dataclass
 class _Running:
-    """What is known of a test before it has ended."""
+    """The state of a test that has not ended."""
 
     key: Key
     examples: int = 0
@@ -34,13 +34,13 @@ class _Running:
 
 
 class Collector:
-    """Tells ``display`` what happens, and keeps a record of every test in ``records``.
+    """Reports every test to ``display``, and keeps a record of it in ``records``.
 
     Args:
-        display: sees every test start and end.
-        primitives: only their tests run; empty means all. One that no test is about is put into ``unknown``,
-            and then nothing runs.
-        replay: the command for a node id in a world.
+        display: receives the start and the end of every test.
+        primitives: only their tests run; empty means all tests. A name without any test is stored in ``unknown``, and
+            then no test runs.
+        replay: returns the command for a node id in a world.
     """
 
     def __init__(self, display: Display, primitives: Sequence[str], replay: Callable[[str, str], str]) -> None:
@@ -55,16 +55,18 @@ class Collector:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Let pytest's own reporter speak into the void: others ask it for its settings."""
+        """Send the output of pytest's own reporter to ``os.devnull``; it must exist, because plugins read its settings."""
         config.pluginmanager.unregister(name="terminalreporter")
         self._void = open(os.devnull, "w")  # noqa: SIM115  # closed in pytest_unconfigure
         config.pluginmanager.register(pytest.TerminalReporter(config, self._void), "terminalreporter")
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        """Close the file of the silent reporter."""
         self._void.close()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep only the tests of the requested primitives."""
         self.known = {_key(item)[0] for item in items}
         self.unknown = next((name for name in self._primitives if name not in self.known), "")
         if self.unknown:
@@ -75,26 +77,30 @@ class Collector:
             config.hook.pytest_deselected(items=dropped)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Start the display with the number of tests for each primitive and world."""
         if self.unknown:
             return
         self._running = {item.nodeid: _Running(_key(item)) for item in session.items}
         self._display.begin(Counter(running.key for running in self._running.values()))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a file that could not be collected as a failure."""
         if report.failed:
             self.records.append(
                 PropertyRecord(report.nodeid, report.nodeid, NO_WORLD, "fails", 0, 0.0, report.longreprtext)
             )
 
     def pytest_internalerror(self, excrepr: object) -> None:
+        """Keep an error of pytest itself."""
         self.internal_error = f"pytest stopped with an error of its own:\n{excrepr}"
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Report the start of a test to the display."""
         self._display.running(self._running[nodeid].key)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-        """Count examples where Hypothesis draws them: in this process, whichever world runs them."""
+        """Count examples in this process, because Hypothesis draws them here whatever world runs them."""
         running = self._running[pyfuncitem.nodeid]
         if not is_property(pyfuncitem):
             running.examples = 1
@@ -112,6 +118,7 @@ class Collector:
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the report of one phase to the state of its test."""
         running = self._running[report.nodeid]
         running.seconds += report.duration
         if report.failed:
@@ -142,7 +149,7 @@ class Collector:
 
 
 def _key(item: pytest.Item) -> Key:
-    """The primitive of the marker ``verifies``, or the name of the file; the world among the parameters."""
+    """Return the primitive of the marker ``verifies``, or else the name of the file; and the world of the parameters."""
     marker = item.get_closest_marker("verifies")
     primitive = item.path.stem.removeprefix("test_") if marker is None else ", ".join(marker.args)
     case = case_of(item)
@@ -153,7 +160,7 @@ def _key(item: pytest.Item) -> Key:
 
 
 def _executed(found: Any) -> int:
-    """Examples that ran to the end of the test or failed in it; not those thrown away while drawing."""
+    """Return how many examples ran to the end of the test or failed in it, without rejected examples."""
     phases = (value for name, value in found.items() if name.endswith("-phase"))
     return sum(case["status"] in ("valid", "interesting") for phase in phases for case in phase["test-cases"])
 

@@ -23,14 +23,20 @@ from pdlcheck.report.records import Agreement, PackageRanking
 
 __all__ = ["rank_packages"]
 
-TOL = 1e-11  # float64 promises no 1e-12 on this graph
+TOL = 1e-11  # float64 cannot guarantee 1e-12 on this graph
 DENSE_NODES = 2000  # a dense matrix takes num_nodes**2 * 8 bytes: 32 MB here, 32 GB for all packages
 SPARSE: dict[str, Callable[[Any], Any]] = {"v0": pagerank_v0, "v1": pagerank_v1}
 DENSE: dict[str, Callable[[Any], Any]] = {"v2": pagerank_v2, "v3": pagerank_v3}
 
 
 def rank_packages(count: int = 10) -> PackageRanking:
-    """Rank all packages; compare the sparse versions on all of them, all on the best ``DENSE_NODES``."""
+    """Rank all packages, and compare the versions of PageRank.
+
+    The sparse versions are compared on all packages, all versions on the best ``DENSE_NODES``.
+
+    Args:
+        count: how many of the best packages to return.
+    """
     start = time.perf_counter()
     graph = debian_dependencies()
     result = pagerank(graph, tol=TOL)
@@ -57,7 +63,7 @@ def rank_packages(count: int = 10) -> PackageRanking:
 
 
 def _among_the_best(graph: Graph, scores: Any, count: int) -> Graph:
-    """The ``count`` best nodes, renumbered, and the edges among them."""
+    """Return the graph of the ``count`` best nodes, renumbered, with the edges among them."""
     kept = np.sort(np.argsort(-scores, kind="stable")[:count])
     new = np.full(graph.num_nodes, -1)
     new[kept] = np.arange(len(kept))
@@ -66,7 +72,7 @@ def _among_the_best(graph: Graph, scores: Any, count: int) -> Graph:
 
 
 def _agreement(name: str, graph: Graph, versions: Mapping[str, Callable[[Any], Any]]) -> Agreement:
-    """Each version is the PageRank of ``graph``, and any two of them agree."""
+    """Check that each version computes the PageRank of ``graph``, and that any two versions agree."""
     difference, failure = None, ""
     known: dict[str, Any] = {}
 

@@ -16,16 +16,19 @@ from pdlcheck.worlds import get_world
 __all__ = ["train_replicas"]
 
 EPOCHS, GLOBAL_BATCH, LR, MOMENTUM = 20, 60, 0.1, 0.9
-# Each number of replicas adds the gradients of a batch in another order. In float64 that moves a weight by
-# about 1e-16 a step; a sample that is counted twice or left out moves it by more than 1e-6 at once.
+# Each number of replicas adds the gradients of a batch in a different order. In float64 this changes a weight by
+# about 1e-16 in a step. A sample that is counted twice or left out changes it by more than 1e-6 at once.
 ALLOWED = 1e-9
 
 
 def train_replicas(numbers: Sequence[int] = (1, 2, 4)) -> ReplicaTraining:
-    """Train the same network from the same weights on each number of replicas, the first of them being 1.
+    """Train the same network from the same weights on each number of replicas.
+
+    Args:
+        numbers: the numbers of replicas; the first one is 1, because the others are compared with it.
 
     Raises:
-        ImportError: scikit-learn, which has the digits, is missing; the message names the extra.
+        ImportError: scikit-learn, which contains the digits, is missing; the message names the extra.
     """
     from pdlcheck.primitives.digits import digits  # scikit-learn is optional
 
@@ -59,7 +62,7 @@ def train_replicas(numbers: Sequence[int] = (1, 2, 4)) -> ReplicaTraining:
 
 
 def _train(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> tuple[Tensor, float, float]:
-    """On every rank: its weights as one vector, the loss of the last epoch, the accuracy on the test."""
+    """Train on every rank; return its weights as one vector, the loss of the last epoch, and the test accuracy."""
     torch.manual_seed(0)
     model = LeNet().double()
     losses = train_synchronous(

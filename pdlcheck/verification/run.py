@@ -1,4 +1,4 @@
-"""The order of things in ``pdlcheck verify``, and what is printed about each."""
+"""The steps of ``pdlcheck verify``, and the output of each."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = ["UsageError", "verify"]
 def verify(
     console: Console, *, worlds: Sequence[str] | None = None, examples: int = 20, subjects: Sequence[str] = ()
 ) -> Verification:
-    """Run everything, print it, and return it.
+    """Run all verifications, print the results, and return them.
 
     Args:
-        console: where it is printed; progress of the suites goes to stdout.
-        worlds: names; ``None`` is all that work on this machine. One that is named must work.
-        examples: for each property that does not say itself how many it needs.
-        subjects: ``NAME=MODULE:FUNCTION``: run the suites of these primitives on these functions only.
+        console: where the results are printed; the progress of the suites goes to stdout.
+        worlds: names of worlds; ``None`` means all that work on this machine. A named world must work.
+        examples: number of examples for each property that does not set its own number.
+        subjects: ``NAME=MODULE:FUNCTION``: run only the suites of these primitives, on these functions.
 
     Raises:
-        UsageError: a subject cannot be loaded, or no suite is about it.
+        UsageError: a subject cannot be loaded, or no suite tests it.
         FileNotFoundError: the suites are not installed.
     """
     start = time.perf_counter()

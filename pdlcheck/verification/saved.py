@@ -1,4 +1,4 @@
-"""What ``pdlcheck verify`` found, as a JSON file."""
+"""The JSON file with the results of ``pdlcheck verify``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARK = "pdlcheck verify"
 
 
 def save_verification(path: Path, found: Verification) -> None:
-    """Write it.
+    """Write the results to a JSON file.
 
     Raises:
         OSError: the file cannot be written.
@@ -36,15 +36,15 @@ def save_verification(path: Path, found: Verification) -> None:
 
 
 def is_verification(found: Any) -> bool:
-    """Whether the content of a JSON file is one of these."""
+    """Return whether the content of a JSON file comes from ``save_verification``."""
     return isinstance(found, dict) and found.get("made_by") == _MARK
 
 
 def read_verification(found: dict[str, Any]) -> Verification:
-    """Return what the content of such a file says.
+    """Return the results in the content of such a file.
 
     Raises:
-        KeyError, TypeError: something is missing.
+        KeyError, TypeError: a field is missing.
     """
     suites, packages, replicas = (dict(found[part] or {}) for part in ("suites", "packages", "replicas"))
     suites["records"] = [PropertyRecord(**one) for one in suites["records"]]

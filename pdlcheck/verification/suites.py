@@ -1,4 +1,4 @@
-"""Runs the suites in one pytest session of this process, and makes a record of every test."""
+"""The run of the suites in one pytest session of this process, with a record of every test."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["UsageError", "run_suites", "suites_folder"]
 
 SUITES = "pdlcheck.suites"
 PROFILE = "pdlcheck verify"
-SEEDS = ("--pdl-seed=0", "--hypothesis-seed=0")  # every run tries the same examples, and so does a replay
+SEEDS = ("--pdl-seed=0", "--hypothesis-seed=0")  # every run and every replay tries the same examples
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be meant; the message says what can."""
+    """A request of the user that is invalid; the message names the valid ones."""
 
 
 def suites_folder() -> Path:
-    """Where the suites are: inside the installed package, or in the repository of an editable installation.
+    """Return the folder of the suites: in the installed package, or in the repository of an editable installation.
 
     Raises:
-        FileNotFoundError: pdlcheck is imported from a folder, but not installed.
+        FileNotFoundError: pdlcheck was imported from a folder, but is not installed.
     """
     return installed_folder(SUITES)
 
@@ -42,18 +42,17 @@ def suites_folder() -> Path:
 def run_suites(worlds: Sequence[str], *, examples: int, subjects: Sequence[str] = ()) -> SuiteRun:
     """Run the suites on ``worlds`` with ``examples`` for each property, and show progress on stdout.
 
-    The user's own pytest configuration, plugins and conftest files take no part, and no file is written into
-    the current folder.
+    The user's own pytest configuration, plugins and conftest files are ignored. No file is written into the current
+    folder.
 
     Args:
         worlds: names that ``--world`` takes.
-        examples: of Hypothesis, for each property that does not say itself how many it needs.
-        subjects: ``NAME=MODULE:FUNCTION``; if there are any, only the suites of those primitives run, on
-            those functions.
+        examples: number of Hypothesis examples for each property that does not set its own number.
+        subjects: ``NAME=MODULE:FUNCTION``; if given, only the suites of those primitives run, on those functions.
 
     Raises:
         FileNotFoundError: the suites are not installed.
-        UsageError: no suite is about one of the subjects.
+        UsageError: no suite tests one of the subjects.
     """
     folder = suites_folder()
     chosen = [argument for subject in subjects for argument in ("--subject", subject)]
@@ -93,14 +92,14 @@ def _problem(code: int | pytest.ExitCode, collector: Collector) -> str:
 
 
 def _nothing_asked(records: Sequence[PropertyRecord], subjects: Sequence[str]) -> str:
-    """Name the subjects whose tests were all skipped: nothing is known of them."""
+    """Return a message that names the subjects whose tests were all skipped; empty if there are none."""
     tested = {record.primitive for record in records if record.outcome != "skipped"}
     untested = [subject for subject in subjects if subject.partition("=")[0] not in tested]
     return f"every test was skipped: nothing is known of {', '.join(untested)}" if untested else ""
 
 
 def _replay(folder: Path, nodeid: str, world: str, subjects: Sequence[str]) -> str:
-    """The command that runs one test again, from any folder; subjects are found where the user found them."""
+    """Return the command that runs one test again, from any folder; it resolves subjects as the user's command did."""
     path, separator, test = nodeid.partition("::")
     module = Path(path).relative_to(folder.name).with_suffix("")
     command = ["python", "-m", "pytest", "--pyargs", f"{SUITES}.{'.'.join(module.parts)}{separator}{test}"]
@@ -110,7 +109,10 @@ def _replay(folder: Path, nodeid: str, world: str, subjects: Sequence[str]) -> s
 
 @contextmanager
 def _hypothesis_settings(examples: int, home: str) -> Iterator[None]:
-    """No database, files only in ``home``, no limits on time: worlds have those, and machines are slow."""
+    """Use no database, write files only into ``home``, and set no time limits.
+
+    Time limits belong to the worlds, and machines may be slow.
+    """
     before = settings.get_current_profile_name()
     slow = [HealthCheck.too_slow]
     settings.register_profile(PROFILE, max_examples=examples, deadline=None, database=None, suppress_health_check=slow)
@@ -125,9 +127,9 @@ def _hypothesis_settings(examples: int, home: str) -> Iterator[None]:
 
 @contextmanager
 def _environment(home: str) -> Iterator[None]:
-    """What pytest and Hypothesis read from the environment, here and in the rank processes that start meanwhile."""
+    """Set what pytest and Hypothesis read from the environment, here and in rank processes that start in the block."""
     before = dict(os.environ)
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # the user's own, which are not meant for this run
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # the user's own options and plugins do not apply to this run
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = home

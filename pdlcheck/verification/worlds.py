@@ -1,4 +1,4 @@
-"""Which worlds this machine has: each of them is tried."""
+"""The worlds that work on this machine, found by a trial of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["try_world"]
 
 
 def try_world(name: str) -> WorldTrial:
-    """Run two ranks that say who they are; only one, where there is a device for one."""
+    """Run two ranks that return their rank and world size; run only one if the world has one device."""
     start = time.perf_counter()
     why, cure, ranks = "", "", 2
     try:
@@ -30,7 +30,7 @@ def try_world(name: str) -> WorldTrial:
             why = f"{ranks} ranks said that they are {found}"
     except WorldUnavailable as missing:
         why, cure = str(missing), missing.fields.get("cure", "")
-    except Exception as error:  # whatever it is, the world does not work here
+    except Exception as error:  # any error means that the world does not work here
         why = f"{type(error).__name__}: {error}".splitlines()[0]
     return WorldTrial(name, not why, time.perf_counter() - start, why, cure, ranks)
 

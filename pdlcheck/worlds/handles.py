@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import weakref
+from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Reducer
 
-__all__ = ["keep_handles_of_reducers"]
+from pdlcheck.compat.patches import Patch
+
+__all__ = ["PATCHES"]
 
 _held: weakref.WeakKeyDictionary[Any, dist.Work] = weakref.WeakKeyDictionary()  # of each reducer, the last one
 
 
-def keep_handles_of_reducers() -> None:
-    """From now on the reducer of torch's DDP keeps the handle that ``join`` gives it in a forward pass.
+def _keep(take: Any) -> Any:
+    """Return a method by which the reducer of torch's DDP keeps the handle that ``join`` gives it in a forward pass.
 
     C++ keeps its own half alone, and where nobody has the other half the backward pass waits for ever, or finds that
     the handle has no future.
     """
-    reducer: Any = Reducer
-    take = reducer._set_forward_pass_work_handle
-    if getattr(take, "__module__", "") == __name__:
-        return
 
+    @wraps(take)
     def taken(self: Any, work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         _held[self] = work
         return take(self, work, *args, **kwargs)
 
-    reducer._set_forward_pass_work_handle = taken
+    return taken
+
+
+PATCHES = (Patch(Reducer, "_set_forward_pass_work_handle", _keep, "C++ keeps half of a handle that Python made"),)

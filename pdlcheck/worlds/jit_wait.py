@@ -7,19 +7,22 @@ from typing import Any
 
 import torch
 
-__all__ = ["jit_waits_as_the_future"]
+from pdlcheck.compat.patches import Patch
 
-_wait_in_cpp = torch._C.wait
-
-
-@wraps(_wait_in_cpp)
-def _wait(future: torch._C.Future[Any], /) -> Any:
-    return future.wait() if isinstance(future, torch._C.Future) else _wait_in_cpp(future)
+__all__ = ["PATCHES"]
 
 
-def jit_waits_as_the_future() -> None:
-    """From now on, also for futures of operations that are written in Python.
+def _in_python(wait_in_cpp: Any) -> Any:
+    """Return a ``torch.jit.wait`` that waits as the ``wait`` of the future does.
 
     torch's own waits in C++ and keeps the interpreter's lock, so that nothing in Python can ever resolve the future.
     """
-    torch._C.wait = _wait  # type: ignore[assignment]  # the decorator hides what it decorates
+
+    @wraps(wait_in_cpp)
+    def wait(future: torch._C.Future[Any], /) -> Any:
+        return future.wait() if isinstance(future, torch._C.Future) else wait_in_cpp(future)
+
+    return wait
+
+
+PATCHES = (Patch(torch._C, "wait", _in_python, "torch.jit.wait blocks the thread that would resolve the future"),)

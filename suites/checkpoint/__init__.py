@@ -1,4 +1,4 @@
-"""Checkpoints: what they hold, what is refused, and trainings that go on from them."""
+"""Tests of checkpoints: their contents, the refused files, and trainings that resume from them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Training goes on bit for bit from a checkpoint, on the same ranks or others."""
+"""Training resumes bit for bit from a checkpoint, on the same number of ranks or another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .training import ADAM, SCHEDULERS, SGD, Holder, Shards, cut, net, newest, p
 one_folder = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-# goes on
+# resuming
 
 
 @pytest.mark.verifies("save_checkpoint")
@@ -50,7 +50,7 @@ def test_training_goes_on_bit_for_bit(subject, world, optimizer, scheduler, save
 @pytest.mark.verifies("load_checkpoint")
 def test_ranks_that_differ_get_their_own_back(subject, world):
     def start():
-        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))  # as in local SGD: never made alike
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))  # ranks differ, as in local SGD
         optimizer = ADAM(model.parameters())
 
         def train(i):
@@ -88,7 +88,7 @@ def test_training_on_a_gpu_goes_on_with_its_own_random_numbers(subject, world):
 
 
 def test_the_default_device_does_not_matter(tmp_path):
-    """Memory of its own is on the CPU, whatever the program has made the default."""
+    """Loading allocates its own memory on the CPU, for any default device of the program."""
     model, other = net(), net()
     with torch.device("meta"):
         assert load_checkpoint(save_checkpoint(tmp_path, 4, model=model), model=other) == 4
@@ -112,7 +112,7 @@ def test_equal_tensors_stay_two_and_tied_ones_one(tmp_path):
     optimizer = SGD(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones(2, 2)
-    optimizer.step()  # two equal momentum buffers
+    optimizer.step()  # makes two equal momentum buffers
     path = save_checkpoint(tmp_path, 1, model=model, optimizer=optimizer)
     load_checkpoint(path, model=model, optimizer=optimizer)
     first, last = (optimizer.state[model[i].weight]["momentum_buffer"] for i in (0, 2))
@@ -150,7 +150,7 @@ def test_a_tensor_that_all_ranks_hold_is_stored_once(world, tmp_path):
         return save_checkpoint(tmp_path, 1, model=model)
 
     path = world.run(write, world_size=3)[0]
-    assert 40_000 < path.stat().st_size < 120_000  # beside the weights there are three random streams
+    assert 40_000 < path.stat().st_size < 120_000  # the file also holds three random streams
 
 
 # another number of ranks
@@ -207,7 +207,7 @@ def test_what_differs_between_ranks_needs_a_rule_on_other_ranks(subject, world, 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (4, 2)])
 @pytest.mark.parametrize("tail", ["pad", "uneven", "drop"])
 def test_an_epoch_that_is_over_is_over_on_other_ranks_whatever_its_tail(subject, world, tmp_path, before, after, tail):
-    """Of five samples, ranks have one more than others, or one is repeated or dropped."""
+    """With five samples some ranks have one more than others, or one sample is repeated or dropped."""
 
     def train(path=None):
         sampler, seen = ShardSampler(range(5), tail=tail), []
@@ -228,7 +228,7 @@ def test_an_epoch_that_is_over_is_over_on_other_ranks_whatever_its_tail(subject,
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_in_the_last_step_of_an_uneven_epoch_the_state_of_rank_0_holds(subject, world, tmp_path):
-    """All was fetched ahead, four of five and four of four are used: rank 1 cannot know that rank 0 has one left."""
+    """All samples were fetched ahead, and 4 of 5 and 4 of 4 are used: rank 1 cannot detect that rank 0 has one left."""
 
     def write():
         sampler = ShardSampler(range(9), tail="uneven", shuffle=False)
@@ -250,7 +250,7 @@ def test_in_the_last_step_of_an_uneven_epoch_the_state_of_rank_0_holds(subject, 
     assert world.run(read, first, world_size=3) == [[8], [], []]
 
 
-# the loop
+# the training loop
 
 
 @pytest.mark.verifies("resumable_steps")
@@ -282,7 +282,7 @@ def test_a_loop_that_is_stopped_and_started_again_ends_with_the_same_bits(
 
 
 def test_a_loader_with_a_generator_of_its_own_leaves_dropout_its_numbers(tmp_path):
-    """A loop that goes on in the middle of an epoch calls iter(loader) once more than one that was not stopped."""
+    """A resumed loop in the middle of an epoch calls iter(loader) once more than an uninterrupted one."""
 
     def train(folder, until=None):
         torch.manual_seed(1)

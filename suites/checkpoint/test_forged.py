@@ -1,4 +1,4 @@
-"""A file whose digest is right, and which ``save_checkpoint`` did not write, is refused, and nothing is touched."""
+"""A file with a correct digest that ``save_checkpoint`` did not write is refused, and no object changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill(path, body):
 
 
 def forge(path, **fields):
-    """A file whose digest is right, and in which ``fields`` stand."""
+    """Write a file with a correct digest and these ``fields``."""
     fill(path, pack(read(path)[1] | fields))
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged or does not fit is refused with what is wrong, and nothing is touched."""
+"""A checkpoint that is damaged or does not fit is refused with the reason, and no object changes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subjec
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
 def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_path, spoil, message):
-    """Each rank has a folder of its own; all name the file that is wrong, and offer their own copy of the previous."""
+    """Each rank has its own folder; all name the wrong file, and offer their own copy of the previous one."""
 
     def read(offered):
         own = tmp_path / f"node-{dist.get_rank()}"
@@ -164,7 +164,7 @@ def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_a_sparse_tensor_that_was_unpickled_before_is_no_reason_to_refuse(subject, tmp_path):
-    """torch checks such tensors with the next file that is loaded, and warns of the time; here warnings are errors."""
+    """torch checks such tensors when it loads the next file, and warns about the time; here warnings are errors."""
     pickle.loads(pickle.dumps(torch.eye(2).to_sparse()))
     model = net()
     assert subject(save_checkpoint(tmp_path, model=model, step=3), model=model) == 3
@@ -217,7 +217,7 @@ def wrapped():
 
 def compiled():
     model = nn.Module()
-    model._orig_mod = net()  # as torch.compile names it
+    model._orig_mod = net()  # the name that torch.compile uses
     return model
 
 
@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(subject, world, tmp_p
 
     path = written(tmp_path, world)
     (text,) = {*world.run(read, [1], world_size=2)}
-    assert text.endswith("(on rank 1 of 2)")  # one rank sees it, all raise
+    assert text.endswith("(on rank 1 of 2)")  # one rank finds it, all raise
     (alike,) = {*world.run(read, [0, 1], world_size=2)}
     assert text == f"{alike} (on rank 1 of 2)"
 
@@ -318,7 +318,7 @@ def test_an_option_that_loading_would_lose_is_named(tmp_path):
     model = net()
     path = save_checkpoint(tmp_path, 1, model=model, optimizer=SGD(model.parameters()))
     own = SGD(model.parameters())
-    CYCLES[0](own)  # which would not find its rates
+    CYCLES[0](own)  # the scheduler would not find its rates
     with pytest.raises(ValueError, match="group 0 of optimizer has 'base_momentum', that of the checkpoint has not"):
         load_checkpoint(path, model=model, optimizer=own)
 
@@ -358,7 +358,7 @@ def test_a_load_state_dict_that_forgets_is_found_out(tmp_path):
     ("values", "change"),
     [
         (torch.arange(5.0), lambda values: values.flip(0)),
-        (torch.tensor([0.0, 1.0]), lambda values: values * -1 * torch.tensor([1.0, -1.0])),  # minus zero
+        (torch.tensor([0.0, 1.0]), lambda values: values * -1 * torch.tensor([1.0, -1.0])),  # makes a minus zero
         (torch.tensor([1, 2]), lambda values: values.int()),
         (np.arange(5), lambda values: values[::-1]),
         (torch.arange(5.0), lambda values: values.numpy()),

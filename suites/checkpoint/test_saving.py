@@ -1,4 +1,4 @@
-"""Saving: whole files or none, the last few kept, what could not be read back not written."""
+"""Saving writes whole files or none, keeps the last few, and refuses a state that could not be read back."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_newest_that_all_ranks_can_read(subject, world, tmp_path):
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("save_checkpoint")
 def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # of the process, which simulated ranks share
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # limit of the process, which simulated ranks share
 
     def write():
         held = parts()
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_previous_and_no_temporary_file(subject, world, t
 
 @pytest.mark.verifies("save_checkpoint")
 def test_weights_that_another_thread_changes_meanwhile_make_no_damaged_file(subject, tmp_path, monkeypatch):
-    model, honest = nn.Linear(600, 600), os.write  # of two chunks
+    model, honest = nn.Linear(600, 600), os.write  # large enough for two chunks
 
     def while_another_trains(descriptor, content):
         with torch.no_grad():
@@ -183,7 +183,7 @@ UNREADABLE = [
 @pytest.mark.verifies("save_checkpoint")
 @pytest.mark.parametrize(("state", "message"), UNREADABLE, ids=[message[:24] for _, message in UNREADABLE])
 def test_a_state_that_could_not_be_read_back_is_not_written(subject, world, tmp_path, state, message):
-    def write():  # one rank's alone
+    def write():  # only rank 1 has the bad state
         with pytest.raises(TypeError, match=message):
             subject(tmp_path, 1, holder=Holder(state if dist.get_rank() == 1 else {}))
 

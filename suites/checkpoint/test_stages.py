@@ -1,4 +1,4 @@
-"""Checkpoints of ranks that hold different parts of one model, as the stages of a pipeline."""
+"""Checkpoints of ranks that hold different parts of one model, such as the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAM = partial(torch.optim.Adam, lr=0.1)
 
 
 def stages(split="layers", seed=0):
-    """Five layers on the ranks, as uneven as they come."""
+    """Return a pipeline of five layers, divided unevenly over the ranks, and its optimizer."""
     torch.manual_seed(seed)
     layers = (nn.Linear(3, 3, bias=number != 4) for number in range(5))
     pipeline = Pipeline(nn.Sequential(*layers), MSE, n_microbatches=2, split=split)
@@ -35,7 +35,7 @@ def train(pipeline, optimizer, steps):
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_stages_go_on_where_they_stopped(subject, world, tmp_path, world_size):
-    """Rank 1 was refused its own optimizer: it is not that of rank 0."""
+    """Regression test: rank 1 could not load its own optimizer, because it differs from rank 0's."""
 
     def go_on():
         straight = train(*stages(), range(4))
@@ -83,7 +83,7 @@ def test_a_rule_gives_stages_to_another_number_of_ranks(subject, world, tmp_path
 @pytest.mark.if_subject_takes("reshard")
 @pytest.mark.verifies("load_checkpoint")
 def test_a_rule_may_make_the_state_of_an_optimizer_too(subject, world, tmp_path):
-    """Of parameters that no rank had together."""
+    """The parameters of the new optimizer never belonged to one rank together."""
     path, _ = saved(world, tmp_path)
 
     def joined(states, rank, world_size):

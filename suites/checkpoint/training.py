@@ -23,7 +23,7 @@ SCHEDULERS = {
 
 
 class Shards:
-    """A sampler: this rank's part of every batch, in the order of the epoch; its position is that of all ranks."""
+    """A sampler of this rank's part of every batch, in the order of the epoch; its position counts over all ranks."""
 
     def __init__(self, num_samples=12, batch=8):
         self.num_samples, self.batch, self.epoch, self.position = num_samples, batch, 0, 0
@@ -65,12 +65,12 @@ def parts(make=net, optimizer=SGD, scheduler="milestones", alike=True):
 
 
 def step(model, optimizer, scheduler, scaler, sampler, augment):
-    """One training step that uses everything that has a state."""
+    """Take one training step that uses every object with a state."""
     indices = sampler.next()
     x = torch.linspace(-1, 1, 36).view(12, 3)[indices] + 0.01 * torch.rand(len(indices), 3, generator=augment)
     x = x * (1 + 0.01 * random.random()) + 0.01 * float(np.random.rand())
     optimizer.zero_grad()
-    if len(x) > 1:  # batch norm needs two
+    if len(x) > 1:  # batch norm needs two samples
         scaler.scale(model(x).square().mean()).backward()
     sync_gradients(model, weight=len(x) if len(x) > 1 else 0)
     scaler.step(optimizer)
@@ -79,7 +79,7 @@ def step(model, optimizer, scheduler, scaler, sampler, augment):
 
 
 def training(save=save_checkpoint, load=load_checkpoint, **made):
-    """A start for the checks."""
+    """Return a start function for the checks."""
 
     def start():
         held = parts(**made)
@@ -100,7 +100,7 @@ def training(save=save_checkpoint, load=load_checkpoint, **made):
 
 
 def newest(path):
-    """The last file, intact or not."""
+    """Return the last file, intact or not."""
     return sorted(path.glob("*.ckpt"))[-1]
 
 
@@ -109,7 +109,7 @@ def weights(held):
 
 
 def written(folder, world, world_size=2, step_number=2, **made):
-    """A checkpoint that ``world_size`` ranks wrote after two steps."""
+    """Return a checkpoint that ``world_size`` ranks wrote after two steps."""
 
     def write():
         torch.manual_seed(dist.get_rank())

@@ -1,1 +1,1 @@
-"""Communication hooks: compression of gradients, in our DistributedDataParallel and in torch's."""
+"""Tests of communication hooks: gradient compression, in our DistributedDataParallel and in torch's."""

@@ -1,4 +1,4 @@
-"""What several suites of communication hooks apply them to."""
+"""Models and gradients that several suites of communication hooks share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rank_two_later(module):
 
 
 class Given(nn.Module):
-    """The gradient of each parameter is what forward is given; None leaves it out."""
+    """A model whose parameters get the gradients that forward receives; None leaves a parameter unused."""
 
     def __init__(self, shapes, dtype=torch.float64) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def applied(
     unused=False,
     between=None,
 ):
-    """What this rank holds after each step, and the hook's state; ``grads[rank][step][parameter]``."""
+    """Return this rank's gradients after each step, and the hook's state; ``grads[rank][step][parameter]``."""
     mine = grads[dist.get_rank()]
     everything = [step for rank in grads for step in rank]
     shapes = [next(g.shape for g in column if g is not None) for column in zip(*everything, strict=True)]
@@ -74,7 +74,7 @@ def applied(
 
 
 def drawn(world_size, steps, shapes, *, seed=0, dtype=torch.float64):
-    """Sixteenths: sums are exact."""
+    """Draw multiples of one sixteenth, so that sums are exact."""
     draws = torch.Generator().manual_seed(seed)
     return [
         [[(torch.randn(s, generator=draws) * 16).round().to(dtype) / 16 for s in shapes] for _ in range(steps)]

@@ -1,4 +1,4 @@
-"""Communication hooks: what they promise, in 16 bits and otherwise, and what travels."""
+"""Communication hooks: their guarantees, in 16 bits and otherwise, and the bytes that they send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SEMANTICS = pytest.mark.parametrize("semantics", ["rendezvous", "gloo", "nccl"])
 
 
-# what every hook promises
+# guarantees of every hook
 
 
 @pytest.mark.verifies("fp16_compress")
@@ -148,7 +148,7 @@ def test_a_bad_number_of_one_rank_reaches_all(name, subject, world, bad, wrapper
 @pytest.mark.parametrize("option", ["gradient_as_bucket_view", "static_graph"])
 @pytest.mark.parametrize("make", [quarter, rank_one], ids=["top_k", "power_sgd"])
 def test_options_of_ddp_and_accumulation_change_nothing(make, option, rank, wrapper):
-    """Two micro-batches without synchronisation and one with: the hook gets their sum."""
+    """The hook gets the sum of two micro-batches without synchronisation and one with it."""
 
     def weights(**more):
         torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_complex_gradients_travel_as_pairs_of_real_numbers(rank, wrapper, hook, 
 
 
 class OneBucket:
-    """A bucket of somebody else's data parallel."""
+    """A bucket of another data parallel implementation."""
 
     def __init__(self, buffer) -> None:
         self.vector = buffer
@@ -220,18 +220,18 @@ def test_a_bucket_of_another_data_parallel(rank):
         fp16_compress(None, OneBucket(torch.ones(1, dtype=torch.complex64)))
 
 
-# what travels
+# bytes on the wire
 
 
 def test_hooks_send_what_their_docstrings_say():
-    """Bytes that a rank sends in one step for the gradient of a 64 x 64 float32 matrix, with two ranks."""
+    """The bytes are those that a rank sends in one step for a 64 x 64 float32 gradient, with two ranks."""
     from pdlcheck.worlds import get_world
 
     def step(make, steps):
         applied(make, drawn(2, steps, [(64, 64)], dtype=torch.float32), dtype=torch.float32)
 
     def sent(make):
-        """Of one step: three steps less two, in the second of which DDP makes its buckets anew."""
+        """Return the bytes of one step: three steps minus two, because DDP rebuilds its buckets in the second step."""
         world = get_world("sim")
         found = []
         for steps in (2, 3):

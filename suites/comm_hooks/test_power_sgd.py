@@ -1,4 +1,4 @@
-"""The PowerSGD hook."""
+"""Tests of the PowerSGD hook."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_power_sgd_finds_a_mean_of_its_own_rank_exactly(subject, world, wrapper)
 @pytest.mark.verifies("power_sgd")
 @wrappers
 def test_warm_start_comes_to_the_best_approximation(subject, world, wrapper):
-    """The same gradient again and again, without error feedback, is power iteration: it ends at the first pair."""
+    """The same gradient in every step, without error feedback, is power iteration, which ends at the first pair."""
     grads = [[rank[0]] * 60 for rank in drawn(2, 1, [(6, 8)])]
 
     def train():
@@ -84,7 +84,7 @@ def test_factors_depend_on_the_seed_only(subject, world_size, wrapper):
     grads = drawn(world_size, 1, [(6, 8)])
 
     def first(seed):
-        torch.manual_seed(dist.get_rank() + seed)  # the rank's own numbers are not used
+        torch.manual_seed(dist.get_rank() + seed)  # the global random stream of the rank has no effect
         make = partial(PowerSGDState, start_step=0, seed=seed)
         return applied(lambda m: (make(m), subject), grads, wrapper=wrapper)[0][0][0]
 

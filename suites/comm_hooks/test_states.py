@@ -1,4 +1,4 @@
-"""States of communication hooks: saved, restored, refused."""
+"""States of communication hooks are saved, restored and refused."""
 
 from __future__ import annotations
 

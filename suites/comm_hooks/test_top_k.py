@@ -1,4 +1,4 @@
-"""The top-k hook with error feedback."""
+"""Tests of the top-k hook with error feedback."""
 
 from __future__ import annotations
 

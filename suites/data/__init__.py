@@ -1,1 +1,1 @@
-"""Shards, samplers and data sets: what each rank loads."""
+"""Tests of shards, samplers and data sets: the data that each rank loads."""

@@ -1,4 +1,4 @@
-"""Shards are disjoint and cover the data; digests show who loaded what."""
+"""Shards are disjoint and cover the data; digests show which rank loaded which data."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_table_marks_digests_that_are_equal_and_only_those(subject, digests)
     assert lines[0].split() == ["rank", "0", "rank", "1", "rank", "2"]
     for epoch, (line, digests_of) in enumerate(zip(lines[1:], digests, strict=True)):
         assert line.startswith(f"epoch {epoch}  {digests_of[0][:12]}")
-        assert line.count(" = rank") == 3 - len(set(digests_of))  # twelve digits alike are not yet the same
+        assert line.count(" = rank") == 3 - len(set(digests_of))  # digests may share twelve digits by chance
 
 
 @pytest.mark.beyond_contract("error messages")
@@ -156,7 +156,7 @@ def test_the_table_needs_a_digest_of_every_rank(subject):
 
 @pytest.mark.verifies("gather_shard_digests")
 def test_the_digests_of_what_samplers_gave_show_the_rank_that_forgot_its_own(subject, world):
-    """Rank 2 asks for rank 0's shard: side by side, its digests are marked in every epoch."""
+    """Rank 2 asks for rank 0's shard, so its digests are marked in every epoch of the table."""
 
     def loaded(forgetful):
         rank = 0 if forgetful and dist.get_rank() == 2 else dist.get_rank()

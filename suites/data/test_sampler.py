@@ -1,4 +1,4 @@
-"""A sampler shares the data out in every epoch and goes on, on any number of ranks, where training stopped."""
+"""A sampler divides the data in every epoch, and resumes on any number of ranks where training stopped."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_workers_that_fetch_ahead_do_not_move_the_position(subject, workers):
     resumed.set_epoch(4)
     assert len(loader(resumed)) == 12
     assert first + used(resumed) == straight
-    assert list(stopped) == straight[6:]  # the stopped one goes on there too, without a state
+    assert list(stopped) == straight[6:]  # the stopped sampler continues there too, without loading a state
 
 
 def train(sampler, epochs, stop=None):
-    """The loop of the docstring; the samples of each epoch, and the state after ``stop`` steps in all."""
+    """Run the loop of the docstring; return the samples of each epoch, and the state after ``stop`` steps in total."""
     seen, steps = [], 0
     for epoch in range(sampler.epoch, epochs):
         sampler.set_epoch(epoch)
@@ -150,7 +150,7 @@ def train(sampler, epochs, stop=None):
 @few
 @given(num_samples=st.integers(1, 12), world_size=st.integers(1, 3), tail=TAILS, stop=st.integers(1, 12))
 def test_epochs_end_where_they_would_have_ended_wherever_training_stops(subject, num_samples, world_size, tail, stop):
-    """Also exactly at the end of an epoch: it is not begun anew."""
+    """A stop exactly at the end of an epoch does not start that epoch again."""
     make = partial(subject, range(num_samples), world_size, 0, tail=tail)
     straight = [sample for epoch in train(make(), 3)[0] for sample in epoch]
     first, state = train(make(), 3, stop)
@@ -184,12 +184,12 @@ def test_the_state_of_every_rank_is_the_same_while_steps_are(subject):
 def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
     subject, num_samples, world_size, other, batch, workers, tail
 ):
-    """Also where shares are uneven, or empty; on any number of ranks nothing of it comes again."""
+    """This also holds for uneven or empty shares; on any number of ranks no sample of the pass comes again."""
     states = []
     for rank in range(world_size):
         sampler = subject(range(num_samples), world_size, rank, tail=tail)
         batches = DataLoader(range(num_samples), batch, sampler=sampler)
-        for indices in list(batches) if workers else batches:  # a list has fetched all before the first step
+        for indices in list(batches) if workers else batches:  # a list fetches everything before the first step
             sampler.commit(len(indices))
         states.append(sampler.state_dict())
     assert states == states[:1] * world_size
@@ -208,10 +208,13 @@ def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
 def test_a_loader_that_fetched_ahead_leaves_the_last_samples_of_an_uneven_epoch(
     subject, num_samples, world_size, other, shuffle
 ):
-    """After the last step that all take: the state of rank 0 holds for any number of ranks, each own for as many."""
+    """This is the state after the last step that all ranks take.
+
+    Rank 0's state is valid for any number of ranks; each rank's own state is valid for the same number.
+    """
     make = partial(subject, range(num_samples), tail="uneven", shuffle=shuffle)
     samplers = [make(world_size, rank) for rank in range(world_size)]
-    shares = [list(sampler) for sampler in samplers]  # to the last one, before the first step
+    shares = [list(sampler) for sampler in samplers]  # to the end, before the first step
     steps = num_samples // world_size
     for sampler in samplers:
         sampler.commit(steps)
@@ -239,7 +242,7 @@ def test_ranks_in_step_have_one_state_until_the_shorter_shares_end(subject, num_
     state = samplers[0].state_dict() | {"position": min(start, num_samples)}
     for sampler in samplers:
         sampler.load_state_dict(state)
-    for step, _ in enumerate(zip(*samplers[::-1], strict=False), 1):  # the last rank first: it has none left first
+    for step, _ in enumerate(zip(*samplers[::-1], strict=False), 1):  # reversed: the last rank ends first
         for sampler in samplers:
             sampler.commit(1)
         states = [sampler.state_dict() for sampler in samplers]
@@ -259,7 +262,7 @@ def test_a_pass_that_was_left_does_not_end_the_next_one(subject):
     for _ in range(4):
         next(again)
         sampler.commit(1)
-    assert sampler.state_dict()["position"] == 8  # rank 0 may still be at its last one
+    assert sampler.state_dict()["position"] == 8  # rank 0 may still be at its last sample
     assert list(again) == []
     assert sampler.state_dict()["position"] == 9
     sampler.set_epoch(1)
@@ -289,7 +292,7 @@ def test_a_tail_that_was_dropped_stays_dropped_on_fewer_ranks(subject):
     four.commit(len(four))
     two = subject(range(11), 2, 0, tail="drop")
     two.load_state_dict(four.state_dict())
-    assert list(two) == []  # the epoch is over, though two ranks could share three samples
+    assert list(two) == []  # the epoch is over, although two ranks could share three samples
 
 
 @pytest.mark.verifies("ShardSampler")
@@ -372,4 +375,4 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(subject, chang
 def test_every_rank_refuses_the_state_of_other_data(subject, rank):
     with pytest.raises(ValueError, match="ShardSampler has num_samples=8"):
         subject(range(8)).load_state_dict(ShardSampler(range(10)).state_dict())
-    dist.barrier()  # nobody is left waiting
+    dist.barrier()  # no rank was left waiting

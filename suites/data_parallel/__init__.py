@@ -1,1 +1,1 @@
-"""DistributedDataParallel: gradients, buckets, hooks, and what is refused."""
+"""Tests of DistributedDataParallel: gradients, buckets, hooks, and refused uses."""

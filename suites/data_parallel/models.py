@@ -1,4 +1,4 @@
-"""Models that the data parallel suites train, and what one process would get."""
+"""Models that the data parallel suites train, and the gradients of a single process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 ddp = pytest.mark.verifies("DistributedDataParallel")
-TINY = {"bucket_cap_mb": 1e-5, "first_bucket_mb": 1e-5}  # a bucket for each parameter, but single numbers
+TINY = {"bucket_cap_mb": 1e-5, "first_bucket_mb": 1e-5}  # one bucket for each parameter, except single numbers
 
 
 def fitting(subject, options):
-    """Return ``options`` without ``first_bucket_mb`` for a wrapper that has no such argument, as torch's has not."""
+    """Return ``options`` without ``first_bucket_mb`` if the wrapper has no such argument, such as torch's."""
     takes_it = "first_bucket_mb" in inspect.signature(subject).parameters
     return options if takes_it else {name: value for name, value in options.items() if name != "first_bucket_mb"}
 
@@ -24,7 +24,7 @@ def net():
 
 
 def alike(make=net):
-    """The same model on every rank."""
+    """Return the same model on every rank."""
     torch.manual_seed(0)
     return make().double()
 
@@ -38,7 +38,10 @@ def gradients(model):
 
 
 def mean_gradients(world_size, loss, make=net):
-    """Of one process: the mean over ranks of the gradient of ``loss(model, rank)``, zero where a rank has none."""
+    """Return the mean over ranks of the gradient of ``loss(model, rank)``, zero for a rank without one.
+
+    One process computes it.
+    """
     model = alike(make)
     sum(loss(model, rank) for rank in range(world_size)).backward()
     return {n: None if p.grad is None else p.grad / world_size for n, p in model.named_parameters()}

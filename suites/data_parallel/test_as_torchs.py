@@ -1,4 +1,4 @@
-"""DistributedDataParallel has the arguments and the attributes of torch's, or says that it has not."""
+"""DistributedDataParallel has the arguments and attributes of torch's, or raises an error that names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from .models import Branches, alike, ddp, gradients, mean_gradients, plain_hook, require_close, squared
 
-# attributes of torch's that are not here
+# attributes of torch's that ours lacks
 ABSENT = {
     "broadcast_bucket_size": "buffers travel in one message",
     "finalize_backward": "a pass of ours has ended when backward returns",

@@ -1,4 +1,4 @@
-"""What is changed in a module after DistributedDataParallel wrapped it: seen, and named on every rank."""
+"""Changes of a module after DistributedDataParallel wrapped it are detected and named on every rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move(model):
 
 
 def tie(name, other):
-    """Both ways round: the name that stands first in the model, or the second, becomes another's."""
+    """Return a change that gives parameter ``name`` the tensor of ``other``; either may come first in the model."""
 
     def change(model):
         owner, _, last = name.rpartition(".")
@@ -109,7 +109,7 @@ def test_a_change_after_wrapping_is_named_on_every_rank(subject, rank, change, w
     change_it, named = CHANGES[change]
     if rank in where:
         change_it(model)
-    if change == "cast":  # a model of two dtypes cannot run: what it computes does not matter here
+    if change == "cast":  # a model of two dtypes cannot run, but its output does not matter here
         model[0].forward = lambda x: nn.functional.linear(x, model[0].weight, model[0].bias.double())
     ranks = "every rank" if len(where) == 2 else "rank 1"
     with pytest.raises(RuntimeError, match=f"^DistributedDataParallel: on {ranks}, parameter {named}.*; wrap"):
@@ -155,7 +155,7 @@ def test_casting_the_whole_model_after_wrapping_is_seen(subject, rank):
 
 
 class Normed(nn.Sequential):
-    """A buffer that forward needs, and one that it does not."""
+    """A model with one buffer that forward needs, and one that it does not need."""
 
     def __init__(self):
         super().__init__(nn.Linear(2, 2), nn.BatchNorm1d(2))

@@ -1,4 +1,4 @@
-"""Our DistributedDataParallel keeps what it promises, for the models on which others have failed."""
+"""Our DistributedDataParallel keeps its guarantees, on models with which others have failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_is_data_parallel_whatever_the_buckets(subject, world, world_size, ca
     def wrapped(module):
         return subject(module, gradient_as_bucket_view=as_view, **fitting(subject, dict.fromkeys(TINY, cap)), **options)
 
-    # a static graph does not allow that accumulation comes and goes
+    # a static graph does not allow accumulation in only some steps
     unused = bool(options)
     check_data_parallel(wrapped, world, world_size=world_size, unused=unused)
 
@@ -60,7 +60,7 @@ def test_it_trains_as_torchs_does(subject, world, as_view):
 
 
 class Order(nn.Module):
-    """The first layers of this one are ready first."""
+    """A model whose first layers get their gradients first."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ def test_buckets_follow_the_order_of_readiness_on_rank_0(subject, rank):
 @ddp
 @pytest.mark.world_size(2)
 def test_reduction_begins_while_backward_is_under_way(subject, rank):
-    """When the gradient of the first layer is computed, those of the others are on their way."""
+    """When the gradient of the first layer is computed, those of the other layers are being reduced."""
     model = alike(lambda: nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
     wrapped = subject(model, **fitting(subject, TINY))
     under_way = []
@@ -107,7 +107,7 @@ def test_reduction_begins_while_backward_is_under_way(subject, rank):
     )
     for _ in range(3):
         squared(wrapped, rank).backward()
-    assert under_way[1:] == [7, 7]  # all but its own
+    assert under_way[1:] == [7, 7]  # all except its own
 
 
 # -- models -----------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_dtypes_may_be_mixed(subject, rank, world_size, as_view):
     sum(squared(alone, r) for r in range(world_size)).backward()
     for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
         assert p.grad.dtype == p.dtype
-        # bfloat16 has 8 bits, and is added world_size times here and there
+        # bfloat16 has 8 bits; both sides add world_size terms
         tolerance = 0.03 if p.dtype == torch.bfloat16 else 1e-5
         off = (p.grad - q.grad / world_size).abs().max() / q.grad.abs().max()
         assert float(off) < tolerance, name
@@ -148,18 +148,18 @@ def test_dtypes_may_be_mixed(subject, rank, world_size, as_view):
 @pytest.mark.world_size(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_low_precision_may_be_summed_in_float32(subject, rank, dtype):
-    """The mean is rounded once, at its end; a third of each term in low precision would be rounded before."""
+    """The mean is rounded once, at its end; a third of each term in low precision would be rounded earlier."""
     terms = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     model = nn.Linear(64, 1, bias=False).to(dtype)
     subject(model, reduce_dtype=torch.float32)(terms[rank : rank + 1]).sum().backward()
     assert model.weight.grad.dtype == dtype
     exact, limits = terms.double().mean(0, keepdim=True), torch.finfo(dtype)
-    once = limits.eps / 2 * exact.abs() * 1.001 + limits.tiny  # float32 adds a thousandth of that at most
+    once = limits.eps / 2 * exact.abs() * 1.001 + limits.tiny  # float32 adds at most a thousandth of that
     assert ((model.weight.grad - exact).abs() <= once).all()
 
 
 class Gaps(nn.Module):
-    """Parameters between whose elements memory lies that is not theirs."""
+    """Parameters whose elements do not lie next to each other in memory."""
 
     def __init__(self):
         super().__init__()
@@ -215,7 +215,7 @@ def test_unused_parameters_may_change_from_step_to_step(subject, rank, world_siz
 
         model.zero_grad()
         loss(wrapped, rank).backward()
-        require_close(gradients(model), mean_gradients(world_size, loss, Branches))  # None where nobody has one
+        require_close(gradients(model), mean_gradients(world_size, loss, Branches))  # None if no rank has a gradient
 
 
 @pytest.mark.beyond_contract("error messages")
@@ -223,13 +223,13 @@ def test_unused_parameters_may_change_from_step_to_step(subject, rank, world_siz
 @pytest.mark.world_size(2)
 def test_a_parameter_without_gradient_is_an_error_in_the_first_pass_on_every_rank(subject, rank):
     wrapped = subject(alike(Branches), **fitting(subject, TINY))
-    for _ in range(2):  # and the wrapper goes on
+    for _ in range(2):  # the wrapper still works after the error
         with pytest.raises(RuntimeError, match=r"on rank 0, parameter 'right.weight' and 3 more got no gradient in "):
             (wrapped(samples(rank), left=rank == 0).sum() + 0 * sum_if(wrapped, rank)).backward()
 
 
 def sum_if(wrapped, rank):
-    """Everything is used on rank 1, so that only rank 0 sees the fault."""
+    """Return a term that uses every parameter on rank 1, so that only rank 0 has the fault."""
     return sum(p.sum() for p in wrapped.parameters()) if rank == 1 else 0
 
 
@@ -290,7 +290,7 @@ def test_reentrant_checkpoints_over_the_same_weights_are_refused_without_a_stati
 ):
     def make():
         model = Recomputed(True, 2)
-        model.never = nn.ModuleList(nn.Linear(2, 2) for _ in range(unused))  # as many as there are too many
+        model.never = nn.ModuleList(nn.Linear(2, 2) for _ in range(unused))  # so many are unused
         return model
 
     model = alike(make)
@@ -305,7 +305,7 @@ def test_reentrant_checkpoints_over_the_same_weights_are_refused_without_a_stati
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_hooks_that_come_after_wrapping_change_what_is_reduced(subject, rank, register, steps, as_view):
-    """Of a large parameter, whose gradient is taken at once, and of small ones."""
+    """The model has a large parameter, whose gradient is taken at once, and small ones."""
 
     def seven(param):
         param.grad.fill_(7.0 * (rank + 1))
@@ -330,7 +330,7 @@ def test_hooks_that_come_after_wrapping_change_what_is_reduced(subject, rank, re
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
 def test_gradients_that_a_hook_has_taken_away_are_not_missed(subject, rank, as_view):
-    """As where an optimizer steps while backward is under way, and drops each gradient."""
+    """An optimizer does this if it steps during backward and drops each gradient."""
     model = alike(lambda: nn.Sequential(nn.Linear(2, 200), nn.Linear(200, 200), nn.Linear(200, 1)))
     for p in model[1].parameters():
         p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -408,7 +408,7 @@ def test_a_module_that_keeps_its_output_to_itself(subject, rank):
 
 
 class Looked(nn.Module):
-    """A table that is looked up by a function, which makes sparse gradients where it is told to."""
+    """A table with a lookup by function, which can make sparse gradients."""
 
     def __init__(self, rows, sparse=False):
         super().__init__()

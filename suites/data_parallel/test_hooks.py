@@ -1,4 +1,4 @@
-"""Communication hooks of DistributedDataParallel: torch's run unchanged."""
+"""Communication hooks of DistributedDataParallel; torch's hooks run unchanged."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def torchs_power_sgd(**settings):
 
 
 class Named:
-    """A state that says what must be the same of it, and holds more."""
+    """A state that names its attributes which must be equal on every rank, and has others."""
 
     same_on_every_rank = ("every",)
 
@@ -205,7 +205,7 @@ def own_power_sgd(module, **settings):
     return PowerSGDState(module, start_step=0, min_compression=0.1, **settings), power_sgd
 
 
-# what ranks register, by whether they are the odd one, and how the two are called
+# the registered hooks, by whether the rank is the odd one, and the names of both in the message
 DIFFERENT = {
     "none": (lambda m, odd: None if odd else (None, plain_hook), "plain_hook", "none"),
     "one": (lambda m, odd: (None, plain_hook) if odd else None, "none", "plain_hook"),
@@ -237,7 +237,7 @@ DIFFERENT = {
 
 def require_refused(wrapped, model, rank, common, other):
     held = [p.detach().clone() for p in model.parameters()]
-    for _ in range(2):  # and again, as nobody is left in the middle
+    for _ in range(2):  # twice: the first error leaves no rank waiting
         with pytest.raises(ValueError, match="communication hook") as caught:
             squared(wrapped, rank).backward()
         assert str(caught.value) == (
@@ -327,7 +327,7 @@ def test_hooks_are_compared_in_the_first_pass_only():
         world.run(train, *arguments, world_size=2)
         return Counter({op: count.calls for op, count in world.traffic.by_operation.items()})
 
-    for hooked in (False, True):  # the flags follow what a hook sends
+    for hooked in (False, True):  # the flags follow the hook's own messages
         assert calls(3, hooked) - calls(2, hooked) == calls(2, hooked) - calls(1, hooked) == {"all_reduce": 1 + hooked}
     assert calls(1, False) - calls(0, False) == {"all_reduce": 1, "broadcast": 1}
     assert calls(1, True) - calls(1, False) == {"all_reduce": 2, "all_gather": 2}

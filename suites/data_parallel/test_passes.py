@@ -80,14 +80,14 @@ def test_batch_norm_may_run_twice_before_backward(subject, rank):
 
 
 class Squeezed(nn.Linear):
-    """Returns a view, which an in-place operation cuts off from its graph."""
+    """A layer that returns a view; an in-place operation cuts the view off from its graph."""
 
     def forward(self, x):
         return super().forward(x).squeeze(-1)
 
 
 class Remembers(nn.Linear):
-    """What it returns is not all that it makes."""
+    """A layer that also keeps a tensor that it does not return."""
 
     def forward(self, x):
         self.activation = super().forward(x)
@@ -166,7 +166,7 @@ def test_no_sync_holds_for_its_outputs_whatever_forward_pass_is_in_between(subje
 def test_a_pass_that_comes_to_few_parameters_and_no_output_is_an_error(subject, rank):
     model = alike()
     wrapped = subject(model)
-    squared(wrapped, rank).backward()  # after this, few of the parameters are looked at while a pass is under way
+    squared(wrapped, rank).backward()  # from here on the wrapper examines only a few parameters during a pass
     wrapped(samples(rank))
     model[2].weight.norm().backward()
     with pytest.raises(RuntimeError, match=r"gave '2.weight' a gradient, and was not sync.* nor come to '2.bias'"):
@@ -189,7 +189,7 @@ def test_no_sync_is_decided_by_the_forward_pass(subject, rank):
     synced = squared(wrapped, rank)
     with wrapped.no_sync():
         local = squared(wrapped, rank)
-        local.backward()  # though the forward pass of the other is still to be synchronised
+        local.backward()  # although the other forward pass must still be synchronised
         torch.testing.assert_close(model[0].weight.grad, own)
         synced.backward()
     require_close(gradients(model), mean_gradients(2, lambda m, r: 2 * squared(m, r)))
@@ -249,7 +249,7 @@ def test_a_gradient_penalty_uses_autograd_grad_without_communication(subject, ra
 
 
 class Marked(nn.Linear):
-    """Notes whose buffer each forward pass has, and then leaves its own."""
+    """A layer that records the buffer of each forward pass, and then writes its own rank into it."""
 
     def __init__(self):
         super().__init__(2, 1)
@@ -278,7 +278,7 @@ def buffers_seen(wrap, rank):
 @ddp
 @pytest.mark.world_size(2)
 def test_ranks_may_evaluate_different_numbers_of_batches(subject, rank):
-    """As with torch's: buffers are taken in the first pass after one that is synchronised, and not in others."""
+    """Buffers are broadcast in the first pass after a synchronised one and in no other, as with torch's."""
     seen = buffers_seen(subject, rank)
     assert seen == buffers_seen(TorchDistributedDataParallel, rank)
     assert seen == [0, 1, *[rank + 1] * (1 + rank), *[rank + 1] * 2, 1, rank + 1]
@@ -423,14 +423,19 @@ def test_ranks_without_inputs_leave_their_buffers_to_the_last_that_has_some(subj
 @pytest.mark.world_size(2)
 def test_join_throws_on_early_termination_where_it_is_asked_to(subject, rank):
     wrapped = subject(alike())
-    with pytest.raises(RuntimeError, match="exhausted"), wrapped.join(throw_on_early_termination=True):
-        for _ in range(1 + rank):
-            squared(wrapped, rank).backward()
+
+    def train():
+        with wrapped.join(throw_on_early_termination=True):
+            for _ in range(1 + rank):
+                squared(wrapped, rank).backward()
+
+    with pytest.raises(RuntimeError, match="exhausted"):
+        train()
 
 
 @ddp
 @pytest.mark.world_size(2)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own optimizer uses what torch has deprecated
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own optimizer uses names that torch has deprecated
 def test_join_with_a_sharded_optimizer_beside_it(subject, rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel under autocast, with a loss scaler, with hooks of ours, and with sums in another dtype."""
+"""DistributedDataParallel under autocast, with a loss scaler, with our hooks, and with sums in another dtype."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_overflow_of_one_rank_skips_the_step_on_all_and_gradients_are_unscale
     assert moved[1] == 0
     assert moved[0] > 0
     assert moved[2] > 0
-    if max_norm is not None:  # by the learning rate of 1; clipped before unscaling it were a thousandth
+    if max_norm is not None:  # the learning rate is 1; clipping before unscaling would give a thousandth
         assert max(moved) <= max_norm * 1.001
         assert moved[0] > max_norm * 0.5
 
@@ -95,7 +95,7 @@ def three_layers():
 
 @dataclass(frozen=True)
 class Amp:
-    """Mixed precision of some ranks: what is accumulated, clipped, and which micro-batches overflow."""
+    """Mixed precision on some ranks: accumulation, clipping, and the micro-batches that overflow."""
 
     world_size: int
     micro_batches: int
@@ -143,7 +143,7 @@ def numbers(states):
     as_view=st.booleans(),
 )
 def test_a_scaled_step_under_autocast_is_that_of_one_process(subject, world, amp, as_view):
-    """Each step from where the ranks were: rounded to bfloat16, small differences would become other steps."""
+    """Each step is compared from the ranks' own state, because rounding to bfloat16 enlarges small differences."""
 
     def train():
         model, rank = three_layers(), dist.get_rank()
@@ -186,10 +186,10 @@ def test_a_scaled_step_under_autocast_is_that_of_one_process(subject, world, amp
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("numel", [256, 2**15], ids=["small", "large"])
 def test_low_precision_gradients_are_summed_in_their_own_dtype_unless_another_is_asked_for(subject, rank, dtype, numel):
-    """In float32 the mean is rounded once, in its own dtype each third and each sum."""
+    """In float32 the mean is rounded once; in its own dtype each third and each sum is rounded."""
     terms = torch.randn(3, numel, generator=torch.Generator().manual_seed(1)).to(dtype)
     exact, limits = terms.double().mean(0), torch.finfo(dtype)
-    once = limits.eps / 2 * exact.abs() + limits.tiny + 2.0**-21 * terms.double().abs().sum(0)  # and in float32 before
+    once = limits.eps / 2 * exact.abs() + limits.tiny + 2.0**-21 * terms.double().abs().sum(0)  # and float32 sums
     for reduce_dtype in (None, torch.float32):
         model = nn.Linear(numel, 1, bias=False).to(dtype)
         wrapped = subject(model, reduce_dtype=reduce_dtype)
@@ -203,7 +203,7 @@ def test_low_precision_gradients_are_summed_in_their_own_dtype_unless_another_is
 
 
 class Wider(nn.Module):
-    """A weight in bfloat16 whose gradient is in float32, of which some ranks have none."""
+    """A weight in bfloat16 whose gradient is in float32; some ranks have no gradient."""
 
     def __init__(self, dtype):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Our DistributedDataParallel on embeddings whose gradients are sparse: only rows that were looked up travel."""
+"""Our DistributedDataParallel on embeddings with sparse gradients: only rows that were looked up are sent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ W2 = pytest.mark.world_size(2)
 
 @pytest.fixture(autouse=True)
 def of_sparse_tensors(request):
-    """Only these worlds sum them."""
+    """Skip worlds that cannot sum sparse tensors."""
     name = request.node.callspec.params["world"] if "world" in request.fixturenames else dist.get_backend()
     if name not in ("gloo", "sim"):
         pytest.skip(f"{name} makes no sparse sums")
 
 
 class Words(nn.Module):
-    """A table and a head, whose weight is the table where they are ``tied``."""
+    """A table and a head; with ``tied`` the table is the weight of the head."""
 
     def __init__(self, *, tied=False):
         super().__init__()
@@ -38,7 +38,7 @@ class Words(nn.Module):
 
 
 class Bags(nn.Module):
-    """A table is all there is."""
+    """A model with a table only."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Bags(nn.Module):
 
 
 def words_of(rank, step=0):
-    """Some that all ranks have, some of one rank, one twice."""
+    """Return words that all ranks have, words of one rank, and one word twice."""
     return torch.tensor([0, rank + 1, rank + 1, (rank + step) % 3 + 3])
 
 
@@ -63,7 +63,7 @@ def dense(model):
 
 
 def of_one_process(make, losses):
-    """The mean of these losses' gradients."""
+    """Return the mean of these losses' gradients, computed by one process."""
     model = alike(make)
     found = losses(model)
     (sum(found) / len(found)).backward()
@@ -153,7 +153,7 @@ def test_gradients_add_up_without_synchronisation(subject, rank):
 @pytest.mark.parametrize("used", [[0, 1], [1]], ids=["on every rank", "on rank 1"])
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
 def test_a_table_that_is_the_weight_of_a_layer_too(subject, rank, used, as_view):
-    """Its gradient is dense where the layer is used."""
+    """The gradient is dense on ranks that use the layer."""
 
     def make():
         return Words(tied=True)

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel wraps: the module inside, models that it refuses."""
+"""DistributedDataParallel wraps a module, and refuses some models."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_copy_has_the_mode_the_hooks_and_the_attributes_of_the_wrapper(subject
 def test_a_module_may_be_wrapped_anew(subject, rank):
     model = alike()
 
-    def wrap_and_step():  # in a frame of its own, as who watches may keep what its variables held
+    def wrap_and_step():  # in its own frame, because a debugger or tracer may keep the variables of a frame alive
         model.zero_grad()
         wrapped = subject(model)
         squared(wrapped, rank).backward()

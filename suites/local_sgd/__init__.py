@@ -1,1 +1,1 @@
-"""LocalSGD and DiLoCo: ranks that step alone and average."""
+"""Tests of LocalSGD and DiLoCo: ranks step alone and average."""

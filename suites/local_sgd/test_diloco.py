@@ -1,4 +1,4 @@
-"""DiLoCo is what its paper says, and local SGD or synchronous SGD at its borders."""
+"""DiLoCo equals the algorithm of its paper, and local SGD or synchronous SGD in its limit cases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_diloco_with_an_outer_rate_of_1_and_no_momentum_is_local_sgd(subject, wo
 @pytest.mark.verifies("DiLoCo")
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_diloco_in_every_step_over_plain_sgd_is_synchronous_sgd_with_momentum(subject, world, nesterov):
-    """Of the product of the rates."""
+    """The learning rate of that SGD is the product of the two rates."""
 
     def weights(wrap, optimizer):
         def train():

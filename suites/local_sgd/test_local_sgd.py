@@ -1,4 +1,4 @@
-"""Local SGD and its kin equal their definitions, computed by replicas in one process."""
+"""Local SGD and related algorithms equal their definitions, computed by replicas in one process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_nodes_are_one_replica_each(subject, world, steps):
 @pytest.mark.parametrize("momentum", ["keep", "average"])
 @pytest.mark.verifies("LocalSGD")
 def test_local_sgd_with_sync_every_1_takes_the_steps_of_synchronous_sgd(subject, world, optimizer, momentum):
-    """Its weights, that is; each rank's momentum is its own with "keep"."""
+    """The weights are equal; with "keep" each rank has its own momentum."""
 
     def weights(wrap):
         def train():
@@ -96,7 +96,7 @@ def test_local_sgd_with_sync_every_1_takes_the_steps_of_synchronous_sgd(subject,
 
     local = weights(partial(subject, sync_every=1, momentum=momentum))
     for found, expected in zip(local, weights(synchronous), strict=True):
-        assert (found - expected).abs().max() < 1e-13  # a few round-offs of numbers near 1
+        assert (found - expected).abs().max() < 1e-13  # a few round-off errors of numbers near 1
 
 
 @pytest.mark.verifies("LocalSGD")
@@ -114,7 +114,7 @@ def test_local_sgd_with_sync_every_1_and_adam_is_not_synchronous(subject, world)
 
 @pytest.mark.verifies("LocalSGD")
 def test_averaged_adam_has_the_first_moment_of_synchronous_adam_and_a_larger_second_one(subject, world):
-    """Where gradients do not depend on the weights, in every step."""
+    """The gradients of every step do not depend on the weights."""
 
     def train(wrap):
         weight = nn.Parameter(torch.zeros(4, dtype=torch.float64))
@@ -210,7 +210,7 @@ def test_rounds_work_in_bfloat16(subject, rank):
     model = nn.Linear(1, 1, bias=False).bfloat16()
     local = subject(PLAIN(model.parameters()), model, sync_every=1)
     with torch.no_grad():
-        model.weight.fill_(1.0 if rank else 1.0078125)  # neighbours; the mean is a tie, and rounds to even
+        model.weight.fill_(1.0 if rank else 1.0078125)  # neighbours: the mean is a tie, and rounds to even
     local.step(lambda: None)
     assert (model.weight.dtype, model.weight.item()) == (torch.bfloat16, 1.0)
 
@@ -223,7 +223,7 @@ def test_rounds_work_in_bfloat16(subject, rank):
 @few
 @given(k=st.sampled_from([1, 2, 4, 10]), optimizer=st.sampled_from([MOMENTUM, ADAM]))
 def test_training_with_gradients_synchronised_at_every_kth_step(subject, world, k, optimizer):
-    """k = 1, 2, 4, 10, as D. Gannon (2020) has them; in between, replicas take their own steps."""
+    """k is 1, 2, 4 or 10, as in D. Gannon (2020); in between, replicas take their own steps."""
 
     def every_kth(optimizer, model):
         def step():
@@ -253,7 +253,7 @@ def test_gradients_are_never_synchronised_where_nothing_is_asked_for(subject, ra
 @given(k=st.sampled_from([1, 2, 4, 10]), steps=st.integers(1, 12))
 @few
 def test_replicas_drift_apart_by_the_steps_that_they_took_alone(subject, world, k, steps):
-    """With gradients that do not depend on the weights: rank r has gradient r."""
+    """The gradients do not depend on the weights: rank r has gradient r."""
 
     def weight():
         parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Local SGD and DiLoCo are saved and restored, and refuse what does not fit, on every rank."""
+"""Local SGD and DiLoCo are saved and restored, and every rank refuses states that do not fit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(name, subj
     assert torch.equal(train(saved_at, 8, resume=True), expected)
 
 
-# what is refused
+# refused states
 
 
 @pytest.mark.beyond_contract("error messages")

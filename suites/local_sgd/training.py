@@ -1,4 +1,4 @@
-"""What several suites of local SGD train."""
+"""The trainings that several suites of local SGD share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLICIES = st.fixed_dictionaries(
 
 
 class Stepper:
-    """Anything with a step."""
+    """An object with a method ``step``."""
 
     def __init__(self, step):
         self.step = step
@@ -37,7 +37,7 @@ def made():
 
 
 def backward(model, step):
-    """Of samples that differ from rank to rank and step to step."""
+    """Compute gradients for samples that differ from rank to rank and from step to step."""
     generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
     inputs = torch.randn(4, 2, generator=generator, dtype=torch.float64)
     model.zero_grad()

@@ -1,4 +1,4 @@
-"""PageRank: the solver, its published versions, its kernels, and over ranks."""
+"""Tests of PageRank: the solver, its published versions, its kernels, and PageRank over ranks."""
 
 import pytest
 

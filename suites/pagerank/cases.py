@@ -1,4 +1,4 @@
-"""What several suites of PageRank run on."""
+"""The versions that several suites of PageRank run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if find_spec("dgl") is not None:
 
 
 def cases(*names: str) -> pytest.MarkDecorator:
-    """Parametrize ``version`` over primitives, so that each test is about one of them."""
+    """Parametrize ``version`` over primitives, so that each test covers one of them."""
     marks = {"pagerank_v0": [NEEDS_DGL]}
     params = [pytest.param(n, marks=[pytest.mark.verifies(n), *marks.get(n, [])]) for n in names]
     return pytest.mark.parametrize("version", params)
@@ -39,5 +39,5 @@ each_primitive = cases("pagerank_v0", "pagerank_v1", "pagerank_v2", "pagerank_v3
 
 
 def left_over(version: str, damping: float) -> float:
-    """The L1 error that the primitive may leave: 200 rounds leave 2 d**200, the solver its tolerance."""
+    """Return the L1 error that the primitive may have: 2 d**200 after 200 rounds, the tolerance for the solver."""
     return {"pagerank": 1e-8, "pagerank_reference": 0.0}.get(version, 2 * damping**200)

@@ -1,4 +1,4 @@
-"""The graphs that come with the package, those derived from what is installed, and those that a seed makes."""
+"""The graphs that the package ships, that it derives from installed packages, and that it draws from a seed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_headers_of_torch_are_ranked(subject):
     assert graph.names.index("c10/util/Exception.h") in graph.src[graph.dst == macros]
 
 
-# ---- random ones
+# ---- random graphs
 
 
 @pytest.mark.parametrize("make", [uniform, rmat])

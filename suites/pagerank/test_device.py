@@ -1,4 +1,4 @@
-"""PageRank on a device: the CSR rounds and the stop rule on any machine, all of it on CUDA."""
+"""PageRank on a device: the CSR rounds and the stop rule on any machine, everything else on CUDA."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ each_kernel = pytest.mark.parametrize("kernel", ["csr", pytest.param("triton", m
 
 
 def solve_from_float32(graph: Graph, *, tol: float = 1e-8, damping: float = 0.85, max_iter: int = 1000) -> Solution:
-    """The CSR rounds, with float32 at first on a graph of any size."""
+    """Solve with the CSR rounds, which start in float32 on a graph of any size."""
     if graph.num_nodes == 0:
         return Solution(np.zeros(0), 0, 0.0, True)
     v = distribution("personalization", None, graph)
@@ -39,12 +39,12 @@ def solve_from_float32(graph: Graph, *, tol: float = 1e-8, damping: float = 0.85
 
 
 def star(leaves: int) -> Graph:
-    """All leaves point to the hub, node 0, and the hub to one of them."""
+    """Return a star: all leaves point to the hub, node 0, and the hub points to one of them."""
     return Graph(np.r_[1 : leaves + 1, 0], np.r_[np.zeros(leaves, np.int64), 1], leaves + 1)
 
 
 def star_ranks(leaves: int, d: float = 0.85) -> np.ndarray:
-    """By hand."""
+    """Return the ranks of a star, computed by hand."""
     base = (1 - d) / (leaves + 1)
     ranks = np.full(leaves + 1, base)
     ranks[0] = base * (1 + leaves * d) / (1 - d * d)
@@ -96,7 +96,7 @@ def test_max_iter_stops_csr_rounds_with_a_bound_that_holds(subject, graph, round
 @pytest.mark.if_subject_takes("kernel")
 @pytest.mark.parametrize("degree", [3, 30])
 def test_csr_rounds_on_more_nodes_than_one_sum_takes(subject, degree):
-    """A node in ten is dangling, so that their mass, a long sum, matters."""
+    """One node in ten is dangling, so that the mass of dangling nodes, a long sum, matters."""
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, 2600, 2600 * degree), rng.integers(0, 2900, 2600 * degree)
     graph = Graph.from_edges(src, dst, 2900)
@@ -112,7 +112,7 @@ def test_csr_rounds_accept_edges_that_occur_twice_where_torch_checks_matrices(su
 
 @pytest.mark.parametrize("times", [1, 2, 7])
 def test_a_csr_matrix_has_a_place_for_each_of_its_entries(times):
-    """cuSPARSE takes no other, and an edge that occurs twice is two entries."""
+    """Only such a matrix is valid for cuSPARSE, and an edge that occurs twice is two entries."""
     graph = Graph.from_edges([0, 1, 1] * times, [1, 0, 1] * times, 2)
     matrix = CsrMatrix(edges_on(graph, CPU))
     rows, columns = matrix._of(torch.float64).shape
@@ -129,7 +129,7 @@ def test_the_host_looks_every_eight_rounds(subject):
     graph = document_graph(300, mean_degree=6)
     rounds = [subject(graph, tol=10.0**-k, kernel="csr").iterations for k in range(1, 12)]
     assert {count % 8 for count in rounds} == {0}
-    v = np.ones(300)  # given, so it is begun with on the CPU too
+    v = np.ones(300)  # an explicit vector, so the rounds start from it on the CPU too
     needed = [subject(graph, tol=10.0**-k, method="power", personalization=v).iterations for k in range(1, 12)]
     assert all(n <= count < n + 8 for n, count in zip(needed, rounds, strict=True))
 
@@ -143,7 +143,7 @@ def test_rounds_end_where_only_rounding_is_left(subject):
 
 
 @given(graph=graphs(Graph.from_edges), damping=DAMPING, tol=st.sampled_from([1e-2, 1e-5, 1e-8, 1e-11]))
-@example(graph=Graph([0, 1, 2, 3], [1, 0, 0, 0], 4), damping=0.95, tol=1e-5)  # float32 goes round in a cycle
+@example(graph=Graph([0, 1, 2, 3], [1, 0, 0, 0], 4), damping=0.95, tol=1e-5)  # float32 runs into a cycle
 def test_the_bound_holds_from_float32_to_float64(graph, damping, tol):
     function = partial(solve_from_float32, damping=damping, tol=tol)
     check_error_bound(function, graph, damping=damping, tol=tol)
@@ -166,7 +166,7 @@ def test_float32_gives_way_only_where_its_rounding_shows(tol, ends_in):
 @pytest.mark.parametrize("tol", [1e-5, 1e-9])
 @pytest.mark.parametrize("leaves", [5000, 300_000])
 def test_a_row_of_any_length_is_summed_within_the_bound(leaves, tol):
-    """The sum of 5000 float32 is off by more than 1e-5 here; 300 000 may be off by 2 %, which no bound can use."""
+    """A float32 sum of 5000 is off by more than 1e-5 here; one of 300 000 may be off by 2 %, too much for any bound."""
     result = solve_from_float32(star(leaves), tol=tol)
     assert result.converged
     assert np.abs(result.scores - star_ranks(leaves)).sum() <= result.error_bound <= tol
@@ -198,7 +198,7 @@ def test_all_vectors_are_honoured_on_cuda(subject, kernel, case):
 @pytest.mark.gpu
 @each_kernel
 def test_a_large_graph_has_the_ranks_of_the_cpu(subject, kernel):
-    """Ten million edges: float32 at first, and no recording."""
+    """A graph of ten million edges starts in float32, and its rounds are not recorded."""
     rng = np.random.default_rng(0)
     graph = Graph(rng.integers(0, 900_000, 10_000_000), rng.integers(0, 1_000_000, 10_000_000), 1_000_000)
     for tol in (1e-6, 1e-9):

@@ -1,4 +1,4 @@
-"""Where :func:`pagerank` begins when nothing is known: nearer to the ranks than the teleport vector."""
+"""The start of :func:`pagerank` without a given start is nearer to the ranks than the teleport vector."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_sums_to_1_and_all_edges_carry_the_same(graph):
 
 
 def test_where_every_edge_does_carry_the_same_it_is_the_answer():
-    """Three rings through all nodes: one edge in three of any node goes to each of its successors."""
+    """Three rings pass through all nodes, so each node sends one edge in three to each of its successors."""
     n, rng = 1000, np.random.default_rng(0)
     rings = [rng.permutation(n) for _ in range(3)]
     graph = Graph(np.concatenate(rings), np.concatenate([np.roll(ring, 1) for ring in rings]), n)
@@ -50,7 +50,7 @@ def test_where_every_edge_does_carry_the_same_it_is_the_answer():
     ids=["rmat", "uniform", "small"],
 )
 def test_it_saves_rounds_where_edges_lead_anywhere(graph, saved):
-    """Against the same vector given as one of the caller's, of whose ranks in-degrees may say nothing."""
+    """The other side gets the same vector as the caller's, for which in-degrees may mean nothing."""
     from_v = pagerank(graph, tol=1e-6, personalization=np.ones(graph.num_nodes))
     found = pagerank(graph, tol=1e-6)
     assert found.converged

@@ -1,4 +1,4 @@
-"""What a graph can be made of, and what it keeps."""
+"""The sources of a graph, and the data that it keeps."""
 
 from __future__ import annotations
 

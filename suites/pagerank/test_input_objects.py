@@ -1,4 +1,4 @@
-"""What a graph can be read from: objects of other libraries, right ones and wrong ones."""
+"""Objects of other libraries as sources of a graph, right ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pdlcheck.primitives.pagerank import Graph
 
 
 def edges_of(graph):
-    """The edges in order of their ends, each with its weight."""
+    """Return the edges in the order of their ends, each with its weight."""
     weights = np.ones(graph.num_edges) if graph.weights is None else graph.weights
     return sorted(zip(graph.src.tolist(), graph.dst.tolist(), weights.tolist(), strict=True))
 
 
 def merged(graph):
-    """The weight between each two nodes that have edges."""
+    """Return the total weight between each two nodes that have edges."""
     total: dict[tuple[int, int], float] = {}
     for u, v, weight in edges_of(graph):
         total[u, v] = total.get((u, v), 0) + weight
@@ -40,7 +40,7 @@ def sparse_tensor(graph):
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support:UserWarning")
 @given(graph=graphs(Graph.from_edges))
 def test_a_torch_sparse_matrix_is_read_in_every_layout(subject, graph):
-    """A COO matrix keeps edges that occur twice; the others hold their sum."""
+    """A COO matrix keeps edges that occur twice; the other layouts hold their sum."""
     matrix = sparse_tensor(graph)
     assert edges_of(subject(matrix)) == edges_of(graph)
     for layout in (matrix.coalesce(), matrix.to_sparse_csr(), matrix.to_sparse_csc()):

@@ -1,4 +1,4 @@
-"""What a graph can be read from: files of edges, right ones and wrong ones."""
+"""Files of edges as sources of a graph, right ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDS_PYARROW = pytest.mark.skipif(
     find_spec("pyarrow") is None,
     reason="reading .parquet needs pyarrow, which is missing: pip install 'pdlcheck[parquet]'",
 )
-sevenths = st.integers(0, 10**6).map(lambda k: k / 7e3)  # takes all 17 digits
+sevenths = st.integers(0, 10**6).map(lambda k: k / 7e3)  # needs all 17 digits
 weights_of_files = sevenths | st.floats(0, 1e308).map(abs)  # no -0.0
 
 
@@ -35,7 +35,7 @@ weights_of_files = sevenths | st.floats(0, 1e308).map(abs)  # no -0.0
 
 @st.composite
 def lines_of(draw, graph):
-    """Lines of text of a graph as people and programs write them."""
+    """Draw lines of text for a graph, as people and programs write them."""
     separator = draw(st.sampled_from([" ", "\t", ",", " , ", "  \t", ", "]))
     end = draw(st.sampled_from(["\n", "\r\n", " \n"]))
     lines = []
@@ -58,13 +58,13 @@ def graphs_of_files(draw):
 
 
 def ids_in(graph):
-    """The ids of both ends of all edges; nodes are called by their names where they have some."""
+    """Return the ids of both ends of all edges; nodes with names are identified by them."""
     ids = range(graph.num_nodes) if graph.names is None else list(graph.names)
     return [ids[u] for u in graph.src.tolist()], [ids[v] for v in graph.dst.tolist()]
 
 
 def same(found, graph):
-    """Same edges in the same order; without weights is as good as all 1."""
+    """Check that both graphs have the same edges in the same order; missing weights count as 1."""
     assert ids_in(found) == ids_in(graph)
     assert found.num_nodes == graph.num_nodes
     ones = np.ones(graph.num_edges)
@@ -118,7 +118,7 @@ def test_17_digits_take_one_rounding_not_two(subject, tmp_path):
     ids=st.lists(st.integers(0, 12) | st.integers(0, 2**63 - 1), min_size=2, max_size=30), gap=st.integers(1, 10**12)
 )
 def test_the_nodes_are_those_that_have_an_edge(subject, ids, gap):
-    """However large the ids: few are numbered by a table, far ones by hashing."""
+    """This holds for ids of any size: a table numbers small ranges, a hash table the others."""
     ids = [*ids[: len(ids) // 2 * 2], 0, gap]
     with TemporaryDirectory() as folder:
         path = Path(folder, "edges")
@@ -368,7 +368,7 @@ def test_a_column_that_is_there_twice_is_refused(subject, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of POSIX systems")
 @pytest.mark.verifies("read_edges")
 def test_a_pipe_is_read_to_its_end_with_progress(subject, tmp_path):
-    """Its length is unknown, and the last line may come late."""
+    """The length of a pipe is unknown, and its last line may come late."""
     os.mkfifo(tmp_path / "edges")
     told = []
     writer = Thread(target=(tmp_path / "edges").write_text, args=("0 1\n1 2\n2 5\n",))

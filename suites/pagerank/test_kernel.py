@@ -1,4 +1,4 @@
-"""The kernel of :func:`pagerank`: memory, widths of ids, threads, what a first call costs; scores are tested beside."""
+"""The kernel of :func:`pagerank`: memory, id widths, threads, cost of a first call; other files test the scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.verifies("pagerank")
 
 
 def edges(num_nodes: int, num_edges: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Uniform sources below nine tenths of ``num_nodes``; destinations crowd at small ids."""
+    """Draw uniform sources below nine tenths of ``num_nodes``; destinations concentrate at small ids."""
     rng = np.random.default_rng(seed)
     src = rng.integers(0, max(1, num_nodes * 9 // 10), num_edges)
     return src, (num_nodes * rng.random(num_edges) ** 2).astype(np.int64)
@@ -38,9 +38,9 @@ def peak_bytes(function) -> int:
 
 
 def test_arrays_are_ranked_within_12_bytes_an_edge():
-    """Above the arrays themselves; a Graph holds ids of its own, 8 bytes more."""
+    """The bound is above the arrays themselves; a Graph holds its own ids, 8 bytes more."""
     src, dst = edges(20_000, 3_000_000)
-    pagerank((src, dst))  # compiled, threads and caches made
+    pagerank((src, dst))  # compiles, and makes threads and caches
     assert peak_bytes(lambda: pagerank((src, dst))) < 12 * len(src)
     assert peak_bytes(lambda: pagerank(Graph(src, dst, 20_000))) < 16 * len(src)
 
@@ -61,7 +61,7 @@ def test_a_graph_holds_8_bytes_an_edge_and_12_once_laid_out():
 @pytest.mark.parametrize("num_edges", [5000, 1_200_000], ids=["one block", "many"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_ids_and_counts_beyond_int32_give_the_same_bits(monkeypatch, num_edges, weighted):
-    """The limit is lowered; nothing else differs from a graph of 2**31 nodes, or of as many edges."""
+    """Only the limit is lowered, so this equals a graph of 2**31 nodes, or of as many edges."""
     src, dst = edges(500, num_edges)
     weights = np.random.default_rng(1).random(num_edges) if weighted else None
     narrow = Graph(src, dst, 500, weights)
@@ -114,7 +114,7 @@ def test_every_edge_has_one_place_in_the_row_of_its_destination():
 
 
 def sinks_of(kind: str) -> Graph:
-    """3000 nodes, 1 200 000 edges: what a sink has is made apart from what the others send to each other."""
+    """Return a graph of 3000 nodes and 1 200 000 edges, in which the sinks have their own kernel."""
     src, dst = edges(3000, 1_200_000)
     draw = np.random.default_rng(1)
     if kind == "half of the nodes":
@@ -138,7 +138,7 @@ def test_sinks_have_their_scores_and_what_they_hold_is_spread(kind):
 
 
 def test_a_sink_with_most_of_the_edges_is_a_row_that_is_summed_alone():
-    """Among the short rows, in a slice with fifteen of them, it would take sixteen places for each edge."""
+    """In a slice with fifteen short rows it would take sixteen places for each edge."""
     ours = sinks_of("one with most of the edges")
     made = layout.layout_of(ours)
     assert len(made.sources) < 1.1 * ours.num_edges
@@ -155,13 +155,13 @@ def test_sinks_are_apart_where_they_are_many(sinks, apart):
 
 
 def test_dangling_mass_that_half_of_the_nodes_hold_costs_no_more_rounds():
-    """15 rounds; where it was what the last round left, it took 22."""
+    """The solver takes 15 rounds; it took 22 when it used the mass that the last round left."""
     assert pagerank(rmat(17, 1_200_000), tol=1e-9).iterations < 18
 
 
 @pytest.mark.parametrize(("num_nodes", "num_edges", "tol"), [(300, 1200, 1e-10), (300_000, 1_200_000, 1e-12)])
 def test_a_graph_almost_of_sinks_takes_no_more_rounds_than_powers_do(num_nodes, num_edges, tol):
-    """Scaled by the sum of all scores, and not with what sinks would then hold, it takes half as many again."""
+    """Scaling by the sum of all scores, without the mass of the sinks, takes half as many rounds again."""
     draw = np.random.default_rng(2)
     ours = Graph(draw.integers(0, num_nodes // 100, num_edges), draw.integers(0, num_nodes, num_edges), num_nodes)
     fast, powers = (pagerank(ours, tol=tol, method=method) for method in ("gauss-seidel", "power"))
@@ -170,7 +170,7 @@ def test_a_graph_almost_of_sinks_takes_no_more_rounds_than_powers_do(num_nodes, 
 
 
 def test_scores_that_sinks_hold_alone_are_found():
-    """Senders have none: there is nothing to scale."""
+    """The senders have no score, so there is nothing to scale."""
     on_sinks = {2: 1, 3: 2}
     ours = Graph(np.array([0, 1, 1]), np.array([2, 2, 3]), 4)
     result = pagerank(ours, personalization=on_sinks, start={0: 1})
@@ -184,7 +184,7 @@ def test_scores_that_sinks_hold_alone_are_found():
 
 @pytest.mark.parametrize("num_nodes", [15, 16, 17, 100, 1000, 5000])
 def test_every_node_has_a_row_of_its_own(num_nodes):
-    """Equals are dealt to slices: classes of one node, of a part of a slice, of whole ones and of both."""
+    """Rows of equal degree are spread over slices: classes of one node, a part of a slice, whole slices, and both."""
     draw = np.random.default_rng(num_nodes)
     src, dst = draw.integers(0, 1 + num_nodes // 2, 2 * num_nodes), draw.integers(0, num_nodes, 2 * num_nodes)
     ours = Graph(src, dst, num_nodes)
@@ -203,7 +203,7 @@ def test_every_node_has_a_row_of_its_own(num_nodes):
 
 @pytest.mark.parametrize("method", ["power", "gauss-seidel"])
 def test_neighbours_by_id_take_no_more_rounds_than_strangers(method):
-    """Sixteen rows are updated at a time: side by side they would read nothing new of each other, 84 rounds for 36."""
+    """Sixteen rows are updated at a time. Neighbours among them would read old values: 84 rounds instead of 36."""
     there = np.arange(4000)
     back = (there + 1) % 4000
     new, pull = np.random.default_rng(0).permutation(4000), np.random.default_rng(1).random(4000) ** 8
@@ -240,7 +240,7 @@ def test_a_warm_start_in_float32_reaches_its_bound_in_fewer_rounds(method):
 @pytest.mark.parametrize("damping", [0.85, 0.95])
 @pytest.mark.parametrize("first", ["uniform", "senders", "one sender"])
 def test_a_start_that_is_far_from_the_ranks_costs_rounds_and_no_more(damping, first):
-    """The senders have no rank here; what is missing may not be made up for along the start."""
+    """The senders have no rank here, so a correction along the start would be wrong."""
     rng, n = np.random.default_rng(0), 200_000
     ours = Graph(rng.integers(0, n // 2, 1_500_000), rng.integers(0, n, 1_500_000), n)
     start = {"uniform": np.ones(n), "senders": np.arange(n) < n // 2, "one sender": np.arange(n) == 3}[first]
@@ -251,7 +251,7 @@ def test_a_start_that_is_far_from_the_ranks_costs_rounds_and_no_more(damping, fi
 
 
 def test_a_start_that_is_near_costs_few_rounds_where_sinks_hold_most():
-    """25 rounds; 90, where the sum is mended as if sinks did not follow."""
+    """The solver takes 25 rounds; it took 90 when the sum was corrected without the sinks that follow."""
     rng, n = np.random.default_rng(0), 200_000
     ours = Graph(rng.integers(0, n * 9 // 10, 1_500_000), rng.integers(0, n, 1_500_000), n)
     on_a_sink = {"personalization": {n - 1: 1}, "damping": 0.95}
@@ -263,7 +263,7 @@ def test_a_start_that_is_near_costs_few_rounds_where_sinks_hold_most():
 
 @pytest.mark.parametrize("tol", [1e-6, 1e-8])
 def test_rounding_that_keeps_itself_up_is_refined_away(tol):
-    """An error that rotates: in float32 it ends in a cycle of length two, whose step looks like progress."""
+    """An error that rotates ends in float32 in a cycle of length two, whose step looks like progress."""
     leaves = np.arange(1, 800_000)
     back = leaves[: len(leaves) // 2]
     star = Graph.from_edges(np.append(leaves, 0 * back), np.append(0 * leaves, back))
@@ -272,7 +272,7 @@ def test_rounding_that_keeps_itself_up_is_refined_away(tol):
 
 
 def test_no_score_is_negative():
-    """What is missing is below 0 where the start was above the rank, and rounded."""
+    """The correction is below 0 where the start was above the rank, and it is rounded."""
     rng, n = np.random.default_rng(0), 100_000
     ours = Graph(*rng.integers(0, n // 2, (2, 1_200_000)), n)
     on_half = (np.arange(n) < n // 2).astype(float)
@@ -290,7 +290,7 @@ def test_scores_that_were_made_in_float32_sum_to_one_in_float64(tol):
 
 @pytest.mark.slow
 def test_a_second_process_finds_the_kernels_compiled_also_where_the_package_cannot_be_written(tmp_path):
-    """numba writes beside the source, else to the user's cache folder; NUMBA_CACHE_DIR names another."""
+    """Numba writes beside the source, else to the user's cache folder; NUMBA_CACHE_DIR names another."""
     program = (
         "import time; from pdlcheck.primitives.pagerank import kernels, pagerank; began = time.perf_counter(); "
         "pagerank(([0, 1], [1, 0])); print(sum(kernels.sweep.stats.cache_misses.values()))"
@@ -311,7 +311,7 @@ VECTORS = {"personalization": [1.0, 2.0, 3.0, 4.0], "dangling": [0.0, 0.0, 1.0, 
 @pytest.mark.parametrize("ends", [CYCLE, ([0, 1, 3], [1, 2, 3])], ids=["cycle", "dangling"])
 @pytest.mark.parametrize("vectors", [{}, VECTORS], ids=["uniform", "vectors"])
 def test_a_damping_near_1_on_few_nodes_takes_no_hours(subject, damping, ends, vectors):
-    """Rounds alone would be 34 000 and 16 million."""
+    """Without the direct solution it would take 34 000 and 16 million rounds."""
     ranked = partial(subject, damping=damping, **vectors)
     assert ranked(ends).iterations < 100
     check_error_bound(ranked, Graph.from_edges(*ends), damping=damping, reachable=True, **vectors)
@@ -327,7 +327,7 @@ def test_where_float64_cannot_tell_damping_from_1_rounds_say_what_they_reach(sub
 
 @pytest.mark.if_subject_takes("method", "start")
 def test_what_is_asked_for_is_done_by_rounds(subject):
-    """A method, or where to begin."""
+    """A given method or a given start excludes the direct solution."""
     assert subject(CYCLE, damping=0.999, method="power").iterations > 1000
     assert subject(CYCLE, damping=0.999, method="gauss-seidel").iterations > 1000
     assert subject(CYCLE, damping=0.999, start=[0, 0, 0, 1]).iterations > 1000

@@ -1,4 +1,4 @@
-"""Many personalised PageRanks at once: each is the dense solution, with a bound of its own."""
+"""Many personalised PageRanks at once: each equals the dense solution, and has its own bound."""
 
 from __future__ import annotations
 

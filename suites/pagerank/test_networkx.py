@@ -50,7 +50,7 @@ def test_scores_are_the_dense_solution_within_tol_and_python_floats(graph, alpha
 
 @given(graph=graphs(Graph.from_edges), rounds=st.integers(1, 40), tol=st.sampled_from([1e-3, 1e-6, 1e-10]))
 def test_it_converges_where_networkx_does_and_is_as_close_to_the_truth(graph, rounds, tol):
-    """networkx's rule bounds the error by ``N * tol * alpha / (1 - alpha)``; what rounding adds is far below."""
+    """The rule of networkx bounds the error by ``N * tol * alpha / (1 - alpha)``; rounding adds far less."""
     there, alpha = multigraph(graph), 0.85
     n = graph.num_nodes
     if not converges(there, alpha=alpha, tol=tol, max_iter=rounds):
@@ -61,7 +61,7 @@ def test_it_converges_where_networkx_does_and_is_as_close_to_the_truth(graph, ro
 
 
 def test_as_few_rounds_as_networkx_takes_on_a_larger_graph_are_enough():
-    """Its rule, a step below ``N * tol``, holds rounds before an error of ``tol`` is reached."""
+    """The rule of networkx, a step below ``N * tol``, stops some rounds before an error of ``tol`` is reached."""
     there = nx.gnp_random_graph(2000, 0.002, seed=0, directed=True)
     rounds = next(rounds for rounds in range(1, 100) if converges(there, tol=1e-6, max_iter=rounds))
     found = networkx_backend.pagerank(converted(there), tol=1e-6, max_iter=rounds)
@@ -77,7 +77,7 @@ def test_a_fixed_point_is_one_however_small_tol_is(tol):
 
 
 def test_where_its_own_rounds_are_fewer_they_are_taken():
-    """A path whose end keeps its rank: each rescaling moves all of it, and powers are through after five rounds."""
+    """On a path whose end keeps its rank each rescaling moves everything, but powers finish after five rounds."""
     there = nx.DiGraph([(0, 3), (3, 4), (4, 2), (2, 1)])
     arguments = {"personalization": {0: 1}, "dangling": {1: 1}, "tol": 1e-6, "max_iter": 20}
     assert converges(there, **arguments)
@@ -85,7 +85,7 @@ def test_where_its_own_rounds_are_fewer_they_are_taken():
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-_EVEN = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2)]  # with these vectors ranks are all 1 / 3
+_EVEN = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2)]  # with these vectors all ranks are 1 / 3
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_where_its_own_beginning_is_the_better_one_it_is_taken(edges, personaliz
 
 @given(graph=graphs(Graph.from_edges).filter(lambda g: g.num_nodes > 0), data=st.data())
 def test_vectors_are_read_as_networkx_reads_them(graph, data):
-    """Nodes may be left out, keys that are no nodes do not count."""
+    """A vector may omit nodes, and keys that are not nodes do not count."""
     keys = st.integers(0, graph.num_nodes + 1)
     vectors = st.dictionaries(keys, st.integers(0, 5)).filter(lambda v: any(v.get(i) for i in range(graph.num_nodes)))
     names = ("personalization", "dangling", "nstart")
@@ -138,7 +138,7 @@ def test_weight_is_the_attribute_of_the_call_and_none_counts_every_edge_once():
     by_weight = networkx_backend.pagerank(converted(graph))
     by_cost = networkx_backend.pagerank(converted(graph, "cost"), weight="cost")
     plain = networkx_backend.pagerank(converted(graph, None), weight=None)
-    cached = networkx_backend.pagerank(converted(graph), weight=None)  # networkx may offer one that has weights
+    cached = networkx_backend.pagerank(converted(graph), weight=None)  # networkx may offer one with weights
     assert by_weight[1] == pytest.approx(by_cost[2]) != pytest.approx(by_weight[2])
     assert plain[1] == pytest.approx(plain[2])
     assert cached == plain

@@ -1,4 +1,4 @@
-"""PageRank by the solver: bounds that hold, vectors, warm starts, the Debian packages."""
+"""The PageRank solver: bounds that hold, vectors, warm starts, the Debian packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_error_bound_holds_when_max_iter_stops_it(subject, graph, rounds):
 
 
 def exact_ranks(graph: Graph, damping: float) -> list[Fraction]:
-    """The ranks without any rounding: Gauss-Jordan elimination on fractions."""
+    """Return the exact ranks by Gauss-Jordan elimination on fractions."""
     n, d = graph.num_nodes, Fraction(damping)
     weights = [Fraction(w) for w in (np.ones(graph.num_edges) if graph.weights is None else graph.weights)]
     out = [sum(w for u, w in zip(graph.src, weights, strict=True) if u == i) for i in range(n)]
@@ -80,7 +80,7 @@ def test_a_tolerance_finer_than_float64_is_reported_not_claimed(subject):
 @pytest.mark.if_subject_takes("method")
 @pytest.mark.verifies("pagerank")
 def test_rounds_that_only_move_the_last_bits_come_to_an_end(subject):
-    """Some graph needs 4568 rounds at this damping; here one finds the ranks, and then a bit comes and goes."""
+    """Some graph needs 4568 rounds at this damping; here one round finds the ranks, and then one bit flips forever."""
     graph = Graph.from_edges([], [], 44)
     for method in ("power", "gauss-seidel"):
         result = subject(graph, damping=0.99, tol=1e-15, method=method)
@@ -115,7 +115,7 @@ def test_personalization_and_dangling_vectors_are_honoured(subject, name, case):
 @pytest.mark.verifies("pagerank")
 @given(graph=graphs(Graph.from_edges), damping=DAMPING)
 def test_pagerank_is_that_of_networkx_where_networkx_has_converged(subject, graph, damping):
-    """networkx adds repeated edges in a MultiDiGraph only; its default tolerance stops too early."""
+    """Only a MultiDiGraph of networkx adds repeated edges; networkx's default tolerance stops too early."""
     there = nx.MultiDiGraph()
     there.add_nodes_from(range(graph.num_nodes))
     weights = np.ones(graph.num_edges) if graph.weights is None else graph.weights
@@ -145,7 +145,7 @@ def test_the_same_bits_with_any_number_of_threads(monkeypatch, subject):
 
 @st.composite
 def graphs_in_several_blocks(draw):
-    """More edges than a block holds, some rows too long for a slice, and a number of nodes that fills no slice."""
+    """Draw more edges than a block holds, rows too long for a slice, and a node count that fills no slice."""
     n = draw(st.integers(300, 700))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     src, dst = rng.integers(0, n - draw(st.integers(0, 50)), (2, 1_200_000))
@@ -164,7 +164,7 @@ def graphs_in_several_blocks(draw):
     method=st.sampled_from(["power", "gauss-seidel"]),
 )
 def test_error_bound_holds_on_graphs_of_several_blocks(subject, graph, tol, method):
-    """They begin in float32: a bound above its rounding is reached in it, one below needs float64."""
+    """The rounds start in float32, which reaches a bound above its rounding; a smaller bound needs float64."""
     check_error_bound(partial(subject, tol=tol, method=method), graph, tol=tol, reachable=tol > 1e-12)
 
 
@@ -179,7 +179,7 @@ def test_both_methods_keep_their_bound(subject, graph, damping, method):
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("method", ["power", "gauss-seidel"])
 def test_a_change_of_the_dangling_mass_counts_in_the_bound(subject, method):
-    """Node 0 begins with some of what is due to node 2, which is dangling and gets all that such nodes hold."""
+    """Node 0 starts with a part of the score of node 2, which is dangling and gets the mass of all dangling nodes."""
     graph, to_2, damping = Graph.from_edges([0, 1], [1, 1], 3), [0.0, 0.0, 1.0], 0.1
     ranks = subject(graph, damping=damping, dangling=to_2, tol=1e-14).scores
     start = ranks + np.array([0.2, 0.0, -0.2])
@@ -191,7 +191,7 @@ def test_a_change_of_the_dangling_mass_counts_in_the_bound(subject, method):
 @pytest.mark.verifies("pagerank")
 @pytest.mark.parametrize("leaves", [1, 15, 16, 17, 511, 512, 513, 5000])
 def test_a_hub_is_ranked_whatever_the_length_of_its_row(subject, leaves):
-    """All leaves point to the hub, the hub to one of them: ranks by hand."""
+    """All leaves point to the hub, and the hub to one of them; the ranks are computed by hand."""
     graph = Graph.from_edges([*range(1, leaves + 1), 0], [0] * leaves + [1])
     n, d = leaves + 1, 0.85
     base = (1 - d) / n

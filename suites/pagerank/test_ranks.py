@@ -1,4 +1,4 @@
-"""PageRank over ranks: the dense solution wherever the edges are held, serial rounds, a halo of no byte too many."""
+"""PageRank over ranks: the dense solution for any placement of edges, serial rounds, a minimal halo."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def drawn_parts(**keywords):
 
 
 def dealt(graph, world_size):
-    """Edge ``e`` is held by rank ``e % world_size``."""
+    """Place edge ``e`` on rank ``e % world_size``."""
     return scattered(graph, np.arange(len(graph.src)) % world_size, world_size, Graph.from_edges)
 
 
 def power_law(num_nodes, num_edges, seed=0):
-    """Most edges enter nodes of small id."""
+    """Return a graph in which most edges enter nodes with small ids."""
     draws = np.random.default_rng(seed)
     src, dst = draws.integers(0, num_nodes, num_edges), (num_nodes * draws.random(num_edges) ** 4).astype(np.int64)
     return edges(src, dst, num_nodes)
@@ -148,7 +148,7 @@ def test_the_number_of_nodes_is_that_of_the_largest_id_of_any_rank(subject, rank
     assert shard.cuts[-1] == 5
 
 
-# ---- what is sent, and how the work is shared
+# ---- messages and the division of work
 
 
 def test_the_halo_that_a_shard_names_is_what_arrives(subject):
@@ -160,7 +160,7 @@ def test_the_halo_that_a_shard_names_is_what_arrives(subject):
 
 
 class SlowPart(Part):
-    """Sums of its own nodes take two virtual seconds."""
+    """A part whose local sums take two virtual seconds."""
 
     def add_local(self, values):
         compute(2.0)
@@ -168,7 +168,7 @@ class SlowPart(Part):
 
 
 def test_the_exchange_goes_on_while_a_rank_sums_what_its_own_nodes_send():
-    """Links of one second: the halo takes one, the numbers another; a round takes 2 s, not 4."""
+    """A link takes one second for the halo and one for the numbers, so a round takes 2 s, not 4."""
     world = get_world("sim", topology=Topology(intra=Link(latency_s=1.0)))
 
     def program(rounds):
@@ -190,7 +190,7 @@ def test_work_is_balanced_where_most_edges_enter_few_nodes(subject, world):
     work = [shard.num_edges + 4 * len(shard.nodes) for shard in shards]
     largest = np.bincount(graph.dst).max() + 4
     assert max(work) <= sum(work) / 4 + largest
-    assert len(shards[0].nodes) * 3 < len(shards[3].nodes)  # equal ranges would hold very different work
+    assert len(shards[0].nodes) * 3 < len(shards[3].nodes)  # equal ranges would hold very different amounts of work
 
 
 def test_more_nodes_than_buckets_are_all_ranked(subject, world):
@@ -259,7 +259,7 @@ def test_what_one_rank_was_given_wrong_is_the_same_error_on_all(subject, rank, c
     everyone = [None] * 3
     dist.all_gather_object(everyone, str(caught.value))
     assert len(set(everyone)) == 1
-    assert subject(([0], [1]), num_nodes=3).converged  # nothing of the failed call is in the way
+    assert subject(([0], [1]), num_nodes=3).converged  # the failed call left nothing behind
 
 
 @pytest.mark.beyond_contract("error messages")
@@ -306,7 +306,7 @@ def test_a_shard_that_one_rank_alone_mistakes_leaves_nobody_waiting(subject, ran
 
 @pytest.mark.world_size(3)
 def test_ids_are_counted_by_the_rank_that_has_them(subject, world_size):
-    """Also where a bucket is of several nodes, and the last one of fewer."""
+    """A bucket may hold several nodes, and the last bucket fewer."""
     num_nodes = 4 * 2**16 - 1
     ids = np.random.default_rng(1).integers(0, num_nodes, 1000)
     ids[:300] = num_nodes - 1
@@ -316,7 +316,7 @@ def test_ids_are_counted_by_the_rank_that_has_them(subject, world_size):
     assert partition.num_in_edges.tolist() == (3 * expected).tolist()
 
 
-HUGE = 10**13  # nodes
+HUGE = 10**13  # number of nodes
 
 
 @pytest.mark.beyond_contract("error messages")
@@ -407,7 +407,7 @@ def test_rounds_over_ranks_are_serial_rounds(subject, world, parts, damping, rou
     subject = partial(subject, tol=TINY, damping=damping, start=np.ones(n) if n else None)
     try:
         check_pagerank_rounds(subject, parts, world, rounds=rounds, damping=damping)
-    except Inconclusive:  # the fixed point was reached to the last bit
+    except Inconclusive:  # the rounds reached the fixed point to the last bit
         check_pagerank_rounds(subject, parts, world, rounds=1, damping=damping)
 
 

@@ -1,4 +1,4 @@
-"""Bad input of PageRank is refused at once, named with its cure."""
+"""Bad input of PageRank is refused at once, with an error that names its cure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_bad_graph_is_refused(case):
 @NEEDS_DGL
 @pytest.mark.verifies("pagerank")
 def test_a_dgl_graph_of_several_types_is_refused():
-    """Each type of nodes has ids from 0, so that edges between types say nothing of nodes numbered together."""
+    """Each node type has ids from 0, so edges between types do not identify nodes in one numbering."""
     dgl = import_dgl()
     typed = dgl.heterograph({("user", "likes", "item"): ([0, 1], [1, 0])})
     with pytest.raises(ValueError, match=r"one type of nodes .*'item'.*number all .* dgl.to_homogeneous\(graph\)"):
@@ -191,7 +191,7 @@ def test_the_refusal_names_what_is_needed(subject, dtype, fold, gib):
 @pytest.mark.verifies("pagerank_v2")
 @pytest.mark.gpu
 def test_a_dense_version_on_cuda_fits_up_to_the_memory_of_the_device(subject):
-    """What torch keeps of a freed matrix counts as there; a larger one is refused, and nothing is allocated."""
+    """Memory that torch caches from a freed matrix counts as free; a larger matrix is refused before allocation."""
     free = torch.cuda.mem_get_info()[0]
     n = int((0.6 * free / 4) ** 0.5)
     for _ in range(2):
@@ -203,13 +203,13 @@ def test_a_dense_version_on_cuda_fits_up_to_the_memory_of_the_device(subject):
 
 @each_primitive
 def test_no_warning_is_given(subject, version):
-    """Some of torch's come once a process, in whichever test is first; here they come always."""
+    """Some warnings of torch appear once a process, in whichever test runs first; here they appear always."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
-            for graph in (TRIANGLE, Graph.from_edges([0], [1], 3)):  # the second has vertices without a way out
+            for graph in (TRIANGLE, Graph.from_edges([0], [1], 3)):  # the second has vertices without out-edges
                 subject(graph)
     finally:
         torch.set_warn_always(before)

@@ -1,4 +1,4 @@
-"""Threads of :func:`pagerank`: they share out a round and wait for each other within it, and nobody waits for ever."""
+"""Threads of :func:`pagerank` share a round and wait for each other within it, but never for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.verifies("pagerank")
 
 @numba.njit(nogil=True)
 def note_steps(counters: Any, size: int, steps: int, taken: Any, early: Any) -> None:
-    """Take a number at each step, and count those that were free only because another had not taken its own."""
+    """Take a number at each step, and count the numbers that were taken before another thread finished its step."""
     for step in range(steps):
         if take_next(taken, 0) // size != step:
             take_next(early, 0)
@@ -34,9 +34,9 @@ def note_steps(counters: Any, size: int, steps: int, taken: Any, early: Any) -> 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_nobody_goes_on_before_all_are_there(size):
-    """Also where there are more threads than cores."""
+    """This also holds with more threads than cores."""
     counters, taken, early = np.zeros(FIRST_COUNTER, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    note_steps(counters.copy(), 1, 1, taken.copy(), early.copy())  # compiled
+    note_steps(counters.copy(), 1, 1, taken.copy(), early.copy())  # compiles
     with ThreadPoolExecutor(size) as pool:
         list(pool.map(lambda _: note_steps(counters, size, 1000, taken, early), range(size)))
     assert (taken[0], early[0]) == (1000 * size, 0)
@@ -53,7 +53,7 @@ def give_up(counters: Any) -> None:
 
 @pytest.fixture
 def counters() -> Iterator[Any]:
-    """Of a meeting, which is given up when somebody waits there too long."""
+    """Yield the counters of a meeting, which a timer gives up after 20 seconds."""
     counters, rescued = np.zeros(FIRST_COUNTER, np.int64), threading.Event()
     rescue = threading.Timer(20, lambda: (rescued.set(), give_up(counters)))
     rescue.start()
@@ -124,7 +124,7 @@ def many_blocks() -> Graph:
 
 @pytest.mark.parametrize("method", ["power", "gauss-seidel"])
 def test_any_number_of_threads_finds_the_same_bits(monkeypatch, method):
-    """Also where there are more threads than cores, as when others have some of these."""
+    """This also holds with more threads than cores, as when other programs use some of them."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
     graph, before, found = many_blocks(), torch.get_num_threads(), set()
     try:
@@ -150,7 +150,7 @@ print((time.process_time() - everybody) / (time.thread_time() - alone))
 
 
 def test_a_small_graph_takes_no_other_thread_s_time():
-    """Such as that of BLAS, whose threads spin for a while after each product."""
+    """The threads of BLAS, for example, spin for a while after each product."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100, check=True)
     assert float(done.stdout) < 1.2
 

@@ -35,7 +35,7 @@ each_kernel = pytest.mark.parametrize("kernel", ["csr", pytest.param("triton", m
 
 
 def entries_of(graph: Graph) -> list[tuple[int, int, float]]:
-    """What the layout holds, as (destination, source, share) of nodes."""
+    """Return the entries of the layout as (destination, source, share) of nodes."""
     cut = cut_into_slices(edges_on(graph, CPU))
     owner = torch.full((len(cut.sources),), -1)
     slice_of = torch.full((cut.num_sums,), -1)
@@ -70,7 +70,7 @@ def test_slices_hold_each_edge_once(graph):
 
 @st.composite
 def graphs_with_long_rows(draw):
-    """Rows of up to thousands of entries: in slices, in one chunk, in several."""
+    """Draw graphs with rows of up to thousands of entries: in slices, in one chunk, in several."""
     n = draw(st.integers(2, 400))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     count = 1000 * draw(st.integers(1, 20))
@@ -103,7 +103,10 @@ def test_the_chunks_of_a_giant_row_grow_so_that_its_sums_stay_few():
 
 
 def graphs_for_the_interpreter() -> dict[str, Graph]:
-    """Few, as it is slow: rows in slices, in one chunk and in several; with and without weights; the corners."""
+    """Return a few graphs, because the interpreter is slow.
+
+    They have rows in slices, in one chunk and in several, with and without weights, and the corner cases.
+    """
     rng = np.random.default_rng(0)
     dst = (150 * rng.random(4000) ** 3).astype(np.int64)
     src = rng.integers(0, 140, 4000)
@@ -117,7 +120,7 @@ def graphs_for_the_interpreter() -> dict[str, Graph]:
 
 
 def check_kernels_in_the_interpreter() -> None:
-    """What the subprocess runs, in which Triton was told to interpret."""
+    """Check the kernels in a subprocess that uses Triton's interpreter."""
     for name, graph in graphs_for_the_interpreter().items():
         n = graph.num_nodes
         for dtype in (torch.float64, torch.float32):
@@ -161,11 +164,11 @@ POINTERS = {
 
 
 @NEEDS_TRITON
-@pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # Triton's own, on Python 3.13
+@pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # a warning inside Triton on Python 3.13
 @pytest.mark.parametrize("sent", ["fp32", "fp64"])
 @pytest.mark.parametrize("name", POINTERS)
 def test_the_kernels_compile_for_a_gpu_that_is_not_there(name, sent):
-    """For compute capability 9.0; what the interpreter does not see, types above all."""
+    """The target is compute capability 9.0; compiling checks what the interpreter does not, above all types."""
     if os.environ.get("TRITON_INTERPRET"):
         pytest.skip("Triton interprets: TRITON_INTERPRET is set")
     import triton

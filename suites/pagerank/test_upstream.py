@@ -1,4 +1,4 @@
-"""Nodes upstream of all cycles, whose scores :func:`pagerank` knows without a round."""
+"""Nodes upstream of all cycles, whose scores :func:`pagerank` computes without a round."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ pytestmark = pytest.mark.verifies("pagerank")
 
 
 def path() -> Graph:
-    """Each node is upstream of the next one."""
+    """Return a path, in which each node is upstream of the next one."""
     return Graph(np.arange(5), np.arange(1, 6), 6)
 
 
 def star() -> Graph:
-    """Many edges from upstream nodes come to one row."""
+    """Return a star, in which many edges from upstream nodes enter one row."""
     return Graph(np.append(np.arange(1, 700), 0), np.append(np.zeros(699, np.int64), 1), 701)
 
 
 def layered(num_nodes: int, num_edges: int, *, weighted: bool, seed: int = 0) -> Graph:
-    """Edges of four layers, the upper half, lead to those below, and to the lower half, which has cycles and sinks."""
+    """Return a graph whose upper half has four layers, above a lower half with cycles and sinks.
+
+    Edges of a layer lead to the layers below and to the lower half.
+    """
     draw = np.random.default_rng(seed)
     src = draw.integers(num_nodes // 20, num_nodes, num_edges)
     below = np.maximum(src * 8 // num_nodes, 4) * num_nodes // 8
@@ -104,7 +107,7 @@ def test_ranks_start_anywhere():
 def test_the_levels_are_those_without_in_edges_from_elsewhere():
     src, dst = np.array([0, 1, 2, 3, 4, 5, 6]), np.array([2, 2, 3, 4, 5, 3, 5])  # 3, 4 and 5 are a cycle
     found = np.flatnonzero(_upstream(Graph(src, dst, 8))).tolist()
-    assert found == [0, 1, 2, 6]  # 7 has no edge: it is dangling
+    assert found == [0, 1, 2, 6]  # 7 has no edge, so it is dangling
 
 
 def test_few_are_rows_like_others():
@@ -123,14 +126,14 @@ def test_a_graph_of_dependencies_has_few_edges_left_for_the_rounds():
 
 
 def test_a_long_way_upstream_takes_no_rounds():
-    """Its rows are exact at once."""
+    """The rows of upstream nodes are exact at once."""
     levels = 9
     chain = Graph(np.arange(levels), np.append(np.arange(1, levels), levels), levels + 1)
     assert pagerank(chain, tol=1e-12, method="power").iterations <= 10
 
 
 def test_what_long_sums_lose_is_bounded():
-    """Rows 0 and 1 take in 100 000 numbers of very different sizes each."""
+    """Rows 0 and 1 each sum 100 000 numbers of very different sizes."""
     draw = np.random.default_rng(0)
     size = 200_000
     graph = Graph(np.arange(2, size), np.arange(2, size) % 2, size)
@@ -145,9 +148,9 @@ def test_what_long_sums_lose_is_bounded():
 
 
 def test_the_solver_takes_no_more_memory_than_was_said():
-    """The vectors that took in what upstream nodes send are beside those given."""
+    """The solver holds the vectors with the flow of upstream nodes beside the given vectors."""
     graph, given = layered(300_000, 300_000, weighted=False), np.linspace(1, 2, 300_000)
-    pagerank(SMALL["drawn"], personalization={0: 1}, dangling={1: 1})  # what is compiled is no graph's
+    pagerank(SMALL["drawn"], personalization={0: 1}, dangling={1: 1})  # compiles the kernels
     tracemalloc.start()
     try:
         pagerank(graph, personalization=given, dangling=given[::-1], tol=1e-10)

@@ -1,4 +1,4 @@
-"""PageRank in all its versions: the dense solution, whatever the version, the precision and the names of nodes."""
+"""All versions of PageRank give the dense solution, for any precision and any node names."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def dgl_has_cuda() -> bool:
 
 
 def every_pair(device: str) -> dict[str, partial]:
-    """Each version as published and as used, in both precisions."""
+    """Return each version as published and as used, in both precisions."""
     layouts = {"v1": partial(pagerank_v1, layout="csr"), "v1 coo": partial(pagerank_v1, layout="coo")}
     folds = {"v3": partial(pagerank_v3, fold="scale"), "v3 matmul": partial(pagerank_v3, fold="matmul")}
     named = {**layouts, "v2": pagerank_v2, **folds}

@@ -1,1 +1,1 @@
-"""Pipelines: schedules, stages, what ranks agree on, and what is refused."""
+"""Tests of pipelines: schedules, stages, agreement between ranks, and refused uses."""

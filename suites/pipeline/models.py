@@ -1,4 +1,4 @@
-"""Models that the pipeline suites cut into stages, and how they start."""
+"""Models that the pipeline suites divide into stages, and their start functions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def rank_of(group=None):
 
 
 def side_by_side(rank):
-    """The groups of 2 x 2 ranks: 0 and 1 are one pipeline, 2 and 3 the other."""
+    """Return the groups of 2 x 2 ranks: 0 and 1 are one pipeline, 2 and 3 the other."""
     pipelines = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     stages = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     return {"group": pipelines[rank // 2], "data_group": stages[rank % 2]}
 
 
 def starter(subject, loss, **keywords):
-    """A start for the checks; ranks that need no inputs or targets get none."""
+    """Return a start function for the checks; ranks that need no inputs or targets get none."""
 
     def start(model):
         pipeline = subject(model, loss, **keywords)
@@ -64,7 +64,7 @@ def dropout_net():
 
 
 def errors(world, program, world_size=2):
-    """What each rank raised, in words."""
+    """Return the error of each rank as text."""
 
     def caught():
         try:

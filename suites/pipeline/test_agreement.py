@@ -1,4 +1,4 @@
-"""Ranks that make a pipeline from other models or arguments: the same error on all of them, which says what differs."""
+"""Ranks that make a pipeline from different models or arguments get the same error, which names the difference."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def renamed():
     ids=["tied", "frozen tie", "shape", "dtype", "name", "buffer"],
 )
 def test_models_that_differ_between_ranks_are_refused_on_every_rank(subject, world, models, line):
-    """With tied weights, a rank waited for the copy of another for ever."""
+    """Regression test: with tied weights, a rank waited for ever for the copy of another rank."""
     found = errors(world, lambda rank: subject(models[rank](), MSE, split=[2], n_microbatches=2).step(*samples(4)))
     assert len(set(found)) == 1
     assert found[0].startswith("ValueError: Pipeline was made otherwise on rank 1 of its group than on rank 0")
@@ -148,7 +148,7 @@ def test_grids_that_differ_in_their_order_alone_are_shown(subject, world):
     ids=["width", "kind", "frozen", "rate"],
 )
 def test_pipelines_side_by_side_that_differ_are_refused_on_every_rank(subject, world, model, keywords, line):
-    """Of another width, gloo ended the processes."""
+    """Regression test: with another width, gloo ended the processes."""
 
     def program(rank):
         made = tanh_net() if rank < 2 else model()
@@ -174,7 +174,7 @@ def test_a_data_group_on_one_rank_alone_is_refused(subject, world):
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("rank_without", range(4))
 def test_a_data_group_that_one_of_all_ranks_leaves_out_is_refused_on_every_rank(subject, world, rank_without):
-    """Its partner in the other pipeline waited for it."""
+    """Regression test: its partner in the other pipeline waited for it."""
 
     def program(rank):
         groups = side_by_side(rank)
@@ -191,7 +191,7 @@ def test_a_data_group_that_one_of_all_ranks_leaves_out_is_refused_on_every_rank(
 
 @pytest.mark.beyond_contract("error messages")
 def test_a_data_group_that_a_rank_is_not_in_is_refused_on_every_rank(subject, world):
-    """That rank alone raised."""
+    """Regression test: only that rank raised."""
 
     def program(rank):
         groups = side_by_side(rank)
@@ -206,7 +206,7 @@ def test_a_data_group_that_a_rank_is_not_in_is_refused_on_every_rank(subject, wo
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("crossed", [[[0, 5], [1, 4], [2, 3]], [[0, 3], [1, 5], [2, 4]]], ids=["all", "two"])
 def test_data_groups_that_cross_pipelines_are_refused_on_every_rank(subject, world, crossed):
-    """Gradients of one layer would be averaged with those of another."""
+    """Otherwise gradients of one layer would be averaged with those of another."""
 
     def program(rank):
         pipelines = [dist.new_group(ranks) for ranks in ([0, 1, 2], [3, 4, 5])]
@@ -250,7 +250,7 @@ def test_another_model_on_one_rank_is_refused_under_each_schedule(subject, world
 
 
 def test_what_may_differ_does(subject, world):
-    """Values, the rates of stages, what is frozen in a stage, and how the same grid was asked for."""
+    """Values, the stages' learning rates and frozen parameters, and the spelling of the schedule may differ."""
 
     def program(rank):
         torch.manual_seed(rank)

@@ -1,4 +1,4 @@
-"""Steps that begin without a header: what one rank finds otherwise reaches all of them before anything is changed."""
+"""Steps that begin without a header: a deviation of one rank reaches all ranks before anything changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ kinds = pytest.mark.parametrize(("schedule", "n"), KINDS, ids=[f"{kind}-{n}" for
 
 
 def moving_net():
-    """Random numbers and running statistics in each of up to four stages."""
+    """Return a model with random numbers and running statistics in each of up to four stages."""
     parts = ([nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.3)] for _ in range(4))
     return nn.Sequential(*(layer for part in parts for layer in part))
 
@@ -30,7 +30,7 @@ def state(module):
 
 
 def targets_as_double(rank, last, pipeline, x, y):
-    """Only the last rank finds it."""
+    """Return targets that only the last rank finds wrong."""
     return x, y.double() if rank == last else y
 
 
@@ -113,7 +113,7 @@ def test_what_one_rank_refuses_in_a_later_step_leaves_no_trace(
             pipeline.step(x, y)
         before, layers = state(pipeline.module), dict(pipeline.module._modules)
         pipeline.module.zero_grad()
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match=message) as caught:
             pipeline.step(*(spoil(rank, pipeline, x, y) if rank == where % n else (x, y)))
         assert all(p.grad is None for p in pipeline.module.parameters())
         pipeline.module._modules.update(layers)

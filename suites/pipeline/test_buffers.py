@@ -1,4 +1,4 @@
-"""Buffers are what the passes of a step made of them: those on zeros, of recomputation, or taken back leave nothing."""
+"""Buffers hold the result of a step's passes; passes on zeros, recomputation and undone passes leave no trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ recomputed = pytest.mark.parametrize("recompute", [False, True], ids=["kept", "r
 
 
 class Aggregating(nn.Module):
-    """A layer of a graph network: its buffer is the graph."""
+    """A layer of a graph network, whose buffer is the graph."""
 
     def __init__(self, graph):
         super().__init__()
@@ -26,7 +26,7 @@ class Aggregating(nn.Module):
 
 
 class Centred(nn.Linear):
-    """Begins its running mean with the first samples that it sees."""
+    """A layer whose running mean starts with its first samples."""
 
     def __init__(self):
         super().__init__(3, 3)
@@ -40,7 +40,7 @@ class Centred(nn.Linear):
 
 
 class Centring(nn.Module):
-    """A loss with a running mean, as of self-distillation."""
+    """A loss with a running mean, as in self-distillation."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ class Centring(nn.Module):
 
 
 class Late(nn.Linear):
-    """Writes a buffer once it is told to, as an observer of quantization does."""
+    """A layer that writes a buffer once it is switched on, as an observer of quantization does."""
 
     def __init__(self, counting=False):
         super().__init__(3, 3)
@@ -124,7 +124,7 @@ def test_those_of_the_loss_too(subject, world, schedule, recompute):
         pipeline = subject(tanh_net(), loss, schedule=schedule, n_microbatches=2, reduction="mean", recompute=recompute)
         for number, count in enumerate(counts):
             x, y = samples(count, seed=number)
-            if number == 1:  # the first rank alone finds it
+            if number == 1:  # only the first rank finds the error
                 with pytest.raises(ValueError, match="needs inputs"):
                     pipeline.step(None if rank == 0 else x, y)
             pipeline.step(x, y)
@@ -157,7 +157,7 @@ def sleeping_observer():
 def test_those_that_passes_write_from_a_later_step_on_are_as_before_a_step_that_is_refused(
     subject, world, schedule, make
 ):
-    """One layer alone is told to, in the middle of steps that are alike; the last rank refuses a step."""
+    """One layer is switched on between two equal steps; then the last rank refuses a step."""
 
     def train():
         torch.manual_seed(0)
@@ -180,7 +180,7 @@ def test_those_that_passes_write_from_a_later_step_on_are_as_before_a_step_that_
 
 
 def test_a_layer_that_learns_again_may_write_its_input_then(subject, world):
-    """Alone, in the middle of the training: whether a stage gets copies of its inputs is found out anew."""
+    """Only this layer changes, in the middle of the training: whether a stage copies its inputs is determined again."""
 
     def train():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What is changed in the layers of a pipeline after it was made: refused by the next step, or taken."""
+"""Changes in the layers of a pipeline after it was made are refused by the next step, or accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Twice(nn.Module):
 
 
 def first(module):
-    """The first layer of a rank that has a weight, and its name."""
+    """Return the name and the layer of the first linear layer of a rank."""
     return next((name, layer) for name, layer in module.named_children() if isinstance(layer, nn.Linear))
 
 
@@ -44,7 +44,7 @@ def resize(module):
 
 
 def grow(module):
-    """Inside a layer."""
+    """Add a parameter inside a layer."""
     first(module)[1].register_parameter("scale", nn.Parameter(torch.ones(1)))
 
 
@@ -92,7 +92,7 @@ def test_a_change_on_one_rank_is_refused_on_every_rank(subject, world, change, m
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("where", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
 def test_a_tied_weight_that_is_replaced_is_refused_on_every_rank(subject, world, where):
-    """Its copies would have drifted apart."""
+    """Otherwise the copies of the weight would drift apart."""
 
     def program(rank):
         pipeline = subject(tied_net(), MSE, n_microbatches=2, split=[2])
@@ -201,7 +201,7 @@ def test_layers_that_are_cast_and_no_longer_fit_are_refused_on_every_rank(subjec
 
 @pytest.mark.parametrize("make", [tanh_net, tied_net])
 def test_steps_and_state_dicts_are_no_changes(subject, world, make):
-    """Nor are modes, hooks, layers without weights inside a layer, values set in place, and parametrized layers."""
+    """Nor are modes, hooks, nested layers without weights, values set in place, and parametrized layers."""
 
     def train():
         torch.manual_seed(0)

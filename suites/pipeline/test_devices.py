@@ -1,4 +1,4 @@
-"""Several devices in one process."""
+"""A pipeline on several devices in one process."""
 
 from __future__ import annotations
 

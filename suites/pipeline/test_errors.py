@@ -1,4 +1,4 @@
-"""Bad input of a pipeline: the same error on every rank, and nobody waits."""
+"""Bad input of a pipeline gives the same error on every rank, and no rank waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_pipeline_goes_on_after_a_step_that_was_refused(subject, world):
 
 
 def words_of_torch():
-    """How torch begins, which release puts more before."""
+    """Return the first words of torch's message; a newer release puts more words before it."""
     with pytest.raises(RuntimeError) as raised:
         nn.Linear(2, 1)(torch.ones(1, 3))
     return str(raised.value).partition(" cannot")[0]
@@ -318,7 +318,7 @@ def test_a_loss_that_is_not_one_number_is_refused_on_every_rank(subject, world, 
 @pytest.mark.parametrize("first", ["eager", "new"])
 @pytest.mark.parametrize("rank_that_infers", [0, 1, 2])
 def test_step_on_some_ranks_and_infer_on_others_is_refused_on_every_rank(subject, world, rank_that_infers, first):
-    """One waited for gradients that the other never sent."""
+    """Regression test: one rank waited for gradients that the other never sent."""
 
     def program(rank):
         pipeline = subject(tanh_net(), MSE, n_microbatches=2)
@@ -356,7 +356,7 @@ def accuracy(out, targets):
 @pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=["first", "last", "all"])
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_step_in_inference_mode_is_refused_on_every_rank(subject, world, where, step):
-    """There nothing has a graph: the parameters of that rank got no gradients, and nobody said so."""
+    """Regression test: in inference mode no tensor has a graph, so that rank got no gradients, without an error."""
 
     def program(rank):
         pipeline = subject(tanh_net(), MSE, schedule="gpipe", n_microbatches=2)
@@ -364,7 +364,10 @@ def test_a_step_in_inference_mode_is_refused_on_every_rank(subject, world, where
         for _ in range(step):
             pipeline.step(x, y)
         pipeline.module.zero_grad()
-        with pytest.raises(ValueError) as caught, torch.inference_mode(rank in where):
+        with (
+            pytest.raises(ValueError, match=r"Pipeline\.step makes no gradients in torch\.inference_mode") as caught,
+            torch.inference_mode(rank in where),
+        ):
             pipeline.step(x, y)
         for _ in range(2):
             with torch.no_grad():
@@ -382,7 +385,7 @@ def test_a_step_in_inference_mode_is_refused_on_every_rank(subject, world, where
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_loss_without_a_gradient_is_refused_on_every_rank(subject, world, recompute):
-    """One process says so in the first step; nothing was trained, and no error showed it."""
+    """A single process raises in the first step; regression test: the pipeline trained nothing and raised no error."""
 
     def program(rank):
         pipeline = subject(tanh_net(), accuracy, n_microbatches=2, recompute=recompute)
@@ -398,7 +401,7 @@ def test_a_loss_without_a_gradient_is_refused_on_every_rank(subject, world, reco
 
 
 def test_a_batch_may_have_nothing_to_learn_from(subject, world):
-    """As a loss of pairs where there are none: once there was a gradient, the loss is known to have one."""
+    """A loss of pairs without any pair is an example; after one gradient the loss is known to have one."""
 
     def sometimes(out, targets):
         return averaged(out, targets) if targets.max() < 100 else torch.zeros(())
@@ -423,7 +426,7 @@ def averaged(out, targets):
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("n_samples", [4, 7])
 def test_a_loss_that_adds_and_does_not_say_so_is_refused_on_every_rank(subject, world, n_samples):
-    """Its micro-batches were averaged, which no error showed."""
+    """Regression test: the losses of its micro-batches were averaged, without an error."""
 
     def program(rank):
         x, y = samples(n_samples)

@@ -1,4 +1,4 @@
-"""A pass that fails in a later step, on the rank of its stage alone: its own error is the verdict, and nobody waits."""
+"""A pass fails in a later step on one rank only: its own error is the verdict, and no rank waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Refused(torch.autograd.Function):
 
 
 class Fragile(nn.Linear):
-    """Fails as ``how`` says, in the micro-batch whose inputs are large."""
+    """A layer that fails as ``how`` states, in the micro-batch with large inputs."""
 
     def __init__(self, how):
         super().__init__(3, 3)
@@ -50,7 +50,7 @@ def vector_loss(out, targets):
 
 
 def batch(spoilt, n_microbatches):
-    """The samples of the last micro-batch but one are large."""
+    """Return a batch in which the samples of the second to last micro-batch are large."""
     x, y = samples(2 * n_microbatches)
     if spoilt == "inputs":
         x[-4:-2] *= 1e4
@@ -71,7 +71,7 @@ KINDS = {
 
 
 def model_of(kind, stages):
-    """A linear layer for each stage; nothing between them makes large activations small."""
+    """Return one linear layer for each stage; no layer between them makes large activations small."""
     place, *_ = KINDS[kind]
     how = "forward" if kind == "middle" else kind
     return nn.Sequential(*(Fragile(how) if stage == place else nn.Linear(3, 3) for stage in range(stages)))
@@ -96,7 +96,7 @@ def test_the_error_of_one_rank_ends_all_and_says_where(subject, world, schedule,
     with pytest.raises(ValueError, match=message) as caught:
         world.run(train, world_size=2)
     assert where in "\n".join(caught.value.__notes__)
-    # the ranks go on
+    # the ranks still work
     assert world.run(starter_of(subject, schedule, stages), world_size=2) == [True, True]
 
 
@@ -112,7 +112,7 @@ def starter_of(subject, schedule, stages):
 
 @pytest.mark.beyond_contract("error messages")
 def test_another_shape_in_the_pass_before_the_ranks_agree_is_told_before_it_is_sent(subject, world):
-    """A step of another number of samples begins with a header, and with the first pass while that is under way."""
+    """A step with another number of samples begins with a header, and does its first pass before that has arrived."""
 
     def train():
         torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_an_error_in_one_of_two_pipelines_ends_both(subject, world):
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_of_one_process_go_on_after_it(subject, kind):
-    """What passes had left behind is forgotten."""
+    """The failed step's activations are dropped."""
     _, spoilt, message, _ = KINDS[kind]
     loss = {"loss": fragile_loss, "vector": vector_loss}.get(kind, MSE)
 

@@ -1,4 +1,4 @@
-"""What a pipeline keeps: recomputed activations, live activations of a schedule."""
+"""The memory of a pipeline: recomputed activations, live activations of a schedule."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Counter(torch.autograd.Function):
 
 
 class Counting(nn.Module):
-    """Counts forward passes that wait for their backward pass."""
+    """A layer that counts forward passes that wait for their backward pass."""
 
     def __init__(self):
         super().__init__()

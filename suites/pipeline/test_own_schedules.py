@@ -1,4 +1,4 @@
-"""A pipeline runs schedules of one's own, which are cells in a grid."""
+"""A pipeline runs users' own schedules, which are cells in a grid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.verifies("Pipeline")
 @few
 @given(data=st.data())
 def test_any_order_that_can_be_laid_out_gives_the_gradients_of_one_process(subject, world, data):
-    """Ranks do their passes in a drawn order; what waits for ever is refused, all else works."""
+    """Ranks do their passes in a drawn order in which each pass comes after the passes that it needs."""
     n_stages, n_microbatches = data.draw(st.integers(2, 3)), data.draw(st.integers(1, 3))
     left = [list(order) for order in (gpipe(n_stages, n_microbatches).rows)]
     done: set[Cell] = set()
@@ -53,7 +53,7 @@ def test_an_invalid_schedule_is_refused_with_its_grid(subject, world):
 
 
 def test_stages_of_a_schedule_may_be_on_ranks_in_any_order(subject, world):
-    """The first and the last stage on rank 0, as in a V: what they hand to themselves needs no message."""
+    """The first and the last stage are on rank 0, as in a V; it sends itself no message."""
     orders = [
         [Cell(stage, kind, i) for kind, stages in (("F", (0, 2)), ("B", (2, 0))) for stage in stages for i in range(3)],
         [Cell(1, kind, i) for kind in "FB" for i in range(3)],

@@ -1,4 +1,4 @@
-"""PipeDream takes the steps of its own rule."""
+"""PipeDream takes the steps that its own rule defines."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def counted_loss(out, labels):
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_micro_batch_that_does_not_count_is_a_step_with_gradients_of_zero(subject, world, recompute):
-    """In every stage: momentum moves them all on."""
+    """This holds in every stage: momentum moves all weights."""
     labels = torch.arange(18) % 3
-    labels[6:8] = 1  # the mean of the fourth micro-batch is no number
+    labels[6:8] = 1  # the mean of the fourth micro-batch is NaN
     start = starter(
         subject,
         nn.CrossEntropyLoss(ignore_index=1),
@@ -123,7 +123,10 @@ def test_replicas_of_pipedream_stay_equal(subject, world):
 
 
 def steps_alone(model, batches, weights):
-    """Of one process: a step for each micro-batch, with the mean of its parts in all pipelines as they count."""
+    """Return the parameters of one process after one step for each micro-batch.
+
+    A step uses the weighted mean of the micro-batch's parts in all pipelines.
+    """
     optimizer = MOMENTUM(model.parameters())
     for number in range(len(weights[0])):
         optimizer.zero_grad()
@@ -138,7 +141,7 @@ def steps_alone(model, batches, weights):
 @pytest.mark.if_subject_takes("loss_weight")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_micro_batch_of_pipedream_counts_as_loss_weight_says_in_all_pipelines(subject, world, stages):
-    """Also in the stages that see no targets; one that counts nowhere moves momentum on."""
+    """This also holds in stages that see no targets; a micro-batch of weight 0 everywhere still applies momentum."""
     weights = [[1.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 1.0]] if stages == 1 else [[1.0], [3.0]]
     count = len(weights[0])
     batches = [samples(count, seed=seed) for seed in range(2)]

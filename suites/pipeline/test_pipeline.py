@@ -91,7 +91,7 @@ def test_ranks_may_come_in_any_order(subject, schedule):
 @pytest.mark.parametrize("schedule", ["first", "random:1", "pct:2,3,400"])
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
 def test_receives_may_be_posted_before_the_pass_where_directions_are_apart(subject, schedule, kind):
-    """As on gloo and MPI; under sends that wait for their receives."""
+    """Receives are posted early on gloo and MPI; here also under sends that wait for their receives."""
     from pdlcheck.worlds import get_world
 
     def start(model):
@@ -121,7 +121,7 @@ def test_a_mean_over_some_of_the_targets_is_weighted_with_their_number(subject, 
     x, _ = samples(8)
     labels = torch.tensor([0, -1, -1, -1, 2, 1, 0, -1])
     start = starter(subject, ignoring_loss, n_microbatches=4, loss_weight=lambda part: (part >= 0).sum().item())
-    # the second micro-batch has no target that counts, so that its own mean is no number
+    # the second micro-batch has no target that counts, so its own mean is NaN
     check_pipeline(start, tanh_net, ignoring_loss, [(x, labels)] * 2, world, world_size=2, n_microbatches=4)
 
 
@@ -158,7 +158,7 @@ def test_a_partial_says_whether_it_adds(subject, world):
 
 
 def test_gradients_accumulate_over_steps(subject, world):
-    """Also of tied parameters, whose parts of this step alone are added over the stages."""
+    """This also holds for tied parameters: only this step's parts are summed over the stages."""
 
     def accumulate():
         torch.manual_seed(0)
@@ -209,7 +209,7 @@ def test_tied_copies_start_alike_when_ranks_draw_their_own_weights(subject, worl
     ids=["plain-gpipe", "plain-1f1b", "tied-gpipe", "tied-1f1b", "plain-interleaved"],
 )
 def test_two_pipelines_on_uneven_halves_of_the_batch_are_one(subject, world, loss, make, schedule):
-    """2 x 2: ranks 0 and 1 are one pipeline, 2 and 3 the other; stages meet in sub-groups."""
+    """With 2 x 2 ranks, 0 and 1 are one pipeline, 2 and 3 the other; stages meet in sub-groups."""
 
     def start(model):
         rank = dist.get_rank()
@@ -233,7 +233,7 @@ def test_two_pipelines_on_uneven_halves_of_the_batch_are_one(subject, world, los
 
 
 class SlowOnOne(nn.Linear):
-    """Slow in one of two pipelines."""
+    """A layer that is slow in one of two pipelines."""
 
     def __init__(self, pipeline):
         super().__init__(3, 3)
@@ -308,7 +308,7 @@ def test_outputs_may_be_left_out(subject, world):
 
 
 def test_batch_norm_and_dropout_are_not_run_an_extra_time(subject, world):
-    """The pass on zeros that finds shapes leaves buffers and random numbers alone."""
+    """The pass on zeros that determines shapes does not change buffers and random numbers."""
 
     def counted():
         pipeline = subject(dropout_net(), MSE, n_microbatches=3)

@@ -1,4 +1,4 @@
-"""Schedules are valid grids; what is not is refused with the cell that is wrong."""
+"""Schedules are valid grids; an invalid one is refused with an error that names the wrong cell."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_gpipe_holds_all_activations_and_takes_as_long(subject, p, m):
 @some
 @given(p=st.integers(2, 4), rounds=st.integers(1, 3), v=st.integers(1, 3))
 def test_interleaving_shortens_the_pipeline_by_the_stages_on_a_rank(subject, p, rounds, v):
-    """In steps that are v times shorter it takes 2 (m v + p - 1) of them: the bubble is v times smaller."""
+    """It takes 2 (m v + p - 1) steps that are v times shorter, so the bubble is v times smaller."""
     schedule = subject(p, p * rounds, stages_per_rank=v)
     assert schedule.n_stages == p * v
     assert schedule.stage_ranks == tuple(stage % p for stage in range(p * v))
@@ -87,7 +87,7 @@ def test_interleaving_shortens_the_pipeline_by_the_stages_on_a_rank(subject, p, 
 
 
 def damaged(draw, schedule):
-    """A schedule with one cell wrong, and the texts that name it."""
+    """Return a schedule with one wrong cell, and the texts that name the cell."""
     rows = [list(row) for row in schedule.rows]
     cells = [(rank, step) for rank, row in enumerate(rows) for step, cell in enumerate(row) if cell]
     rank, step = draw(st.sampled_from(cells))
@@ -103,7 +103,7 @@ def damaged(draw, schedule):
     elif kind == "renumbered":
         other = replace(cell, microbatch=draw(st.integers(0, 20).filter(lambda one: one != cell.microbatch)))
         rows[rank][step] = other
-    else:  # before what it needs: a backward pass goes to the front
+    else:  # before its inputs exist: a backward pass moves to the front
         backward = [(r, s) for r, s in cells if rows[r][s].kind == "B"]
         rank, step = draw(st.sampled_from(backward))
         cell = other = rows[rank].pop(step)
@@ -116,7 +116,7 @@ def damaged(draw, schedule):
 @some
 @given(data=st.data(), schedule=schedules())
 def test_a_damaged_schedule_is_refused_by_the_validator_and_by_the_check(subject, data, schedule):
-    """Both name the cell."""
+    """Both messages name the cell."""
     wrong, cells = damaged(data.draw, schedule)
     with pytest.raises(ValueError, match="damaged: ") as refused:
         subject(wrong)
@@ -130,7 +130,7 @@ def test_a_damaged_schedule_is_refused_by_the_validator_and_by_the_check(subject
 @some
 @given(data=st.data(), p=st.integers(1, 3), m=st.integers(1, 3))
 def test_the_validator_and_the_check_agree_on_any_order(subject, data, p, m):
-    """Cells of one-stage-a-rank in any order, at any step: both refuse it, or both take it."""
+    """Cells of one stage a rank come in any order, at any step; both refuse the schedule, or both accept it."""
     rows = []
     for stage in range(p):
         cells = [Cell(stage, kind, i) for kind in "FB" for i in range(m)]
@@ -170,7 +170,7 @@ def test_the_validator_and_the_check_agree_on_any_order(subject, data, p, m):
     ids=["missing", "twice", "too early", "backward too early", "backward first", "moved"],
 )
 def test_the_wrong_cell_is_marked_in_the_grid(subject, rows, message, marked):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"^mine: ") as error:
         subject(parse_schedule("mine", rows))
     assert str(error.value).startswith(f"mine: {message}")
     assert marked in str(error.value)
@@ -189,7 +189,7 @@ def test_the_memory_that_a_schedule_takes_can_be_limited(subject):
 def test_orders_that_wait_for_one_another_cannot_be_laid_out():
     first = [Cell(0, "F", 0), Cell(0, "B", 0), Cell(0, "F", 1), Cell(0, "B", 1)]
     second = [Cell(1, "F", 0), Cell(1, "F", 1), Cell(1, "B", 0), Cell(1, "B", 1)]
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="mine cannot be laid out") as error:
         lay_out("mine", [first, second])
     assert str(error.value) == (
         "mine cannot be laid out: its ranks wait for ever\n"
@@ -285,7 +285,7 @@ class Computing(torch.autograd.Function):
 
 
 class Stage(nn.Module):
-    """Takes a known time in the virtual clock, twice as long backwards."""
+    """A stage that takes a known virtual time, twice as long backwards."""
 
     def __init__(self, seconds):
         super().__init__()
@@ -298,7 +298,7 @@ class Stage(nn.Module):
 @pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (8, 8)])
 def test_the_bubble_of_a_run_is_that_of_the_formula(schedule, v, p, m):
-    """(m + p - 1) 3 T for GPipe and 1F1B; with v stages on a rank, each a v-th of the work, (m v + p - 1) 3 T / v."""
+    """The time is (m + p - 1) 3 T for GPipe and 1F1B, and (m v + p - 1) 3 T / v with v stages on a rank."""
 
     def train(steps):
         model = nn.Sequential(*(Stage(1.0 / v) for _ in range(p * v)))
@@ -308,7 +308,7 @@ def test_the_bubble_of_a_run_is_that_of_the_formula(schedule, v, p, m):
             pipeline.step(torch.ones(m, 1), torch.ones(m, 1))
 
     seconds = []
-    for steps in (1, 2):  # the first one also runs every stage on zeros, to find shapes
+    for steps in (1, 2):  # the first step also runs every stage on zeros, to determine shapes
         world = get_world("sim", topology=Topology(intra=Link(0.0, 1e9)))
         world.run(train, steps, world_size=p)
         seconds.append(world.timeline.step_time_s)

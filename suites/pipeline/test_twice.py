@@ -1,4 +1,4 @@
-"""A layer that stands in the model twice is one: its buffers are what its passes made of them."""
+"""A layer that occurs twice in the model is one layer: its buffers are the result of its passes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counted_together():
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("make", [normalised_twice, counted_together])
 def test_buffers_are_those_of_the_passes(subject, world, make, recompute):
-    """The pass on zeros that finds shapes, and the second pass of recomputation, left theirs in their place."""
+    """Regression test: the pass on zeros and the second pass of recomputation left their buffers in place."""
 
     def train():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What one process gives no gradient has none in a pipeline."""
+"""A parameter that gets no gradient in one process has none in a pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.verifies("Pipeline")
 
 
 class Cut(nn.Linear):
-    """Takes no gradient through its input."""
+    """A layer that passes no gradient to its input."""
 
     def forward(self, x):
         return super().forward(x.detach())
@@ -31,14 +31,14 @@ class Pair(nn.Module):
 
 
 class First(nn.Linear):
-    """Reads one of two."""
+    """A layer that reads one of two inputs."""
 
     def forward(self, pair):
         return super().forward(pair[0])
 
 
 class Sometimes(nn.Linear):
-    """Reads what is not zero, in some micro-batches; on zeros nothing."""
+    """A layer that reads its second input in some micro-batches, and never on zeros."""
 
     def forward(self, pair):
         x, y = pair
@@ -46,7 +46,7 @@ class Sometimes(nn.Linear):
 
 
 class Holds(nn.Linear):
-    """Has a parameter that others have too, and may use it."""
+    """A layer with a parameter that others share, and that it may use."""
 
     def __init__(self, shared, *, uses):
         super().__init__(3, 3)
@@ -62,7 +62,7 @@ def tied(*uses):
 
 
 def bare(layer):
-    """Without a bias, so that zeros stay zeros."""
+    """Remove the bias, so that zeros stay zeros."""
     for part in layer.modules():
         if isinstance(part, nn.Linear):
             part.bias = None
@@ -102,7 +102,7 @@ def test_a_parameter_that_gets_no_gradient_keeps_none(subject, world_size, sched
     batch, model = samples(8), model_of(kind)
     alone = copy.deepcopy(model)
     pipeline = subject(model, MSE, schedule=schedule, n_microbatches=4, split=cuts, recompute=recompute, **stages)
-    for _ in range(2):  # gradients add up
+    for _ in range(2):  # gradients accumulate
         pipeline.step(*batch)
         for x, y in zip(*(part.split(2) for part in batch), strict=True):
             (MSE(alone(x), y) / 4).backward()
@@ -141,7 +141,7 @@ class Logits(nn.Module):
 
 @pytest.mark.world_size(2)
 def test_a_sparse_gradient_of_a_tied_weight_is_added(subject):
-    """Its rank raised, and the other one waited for it."""
+    """Regression test: its rank raised, and the other rank waited for it."""
     torch.manual_seed(0)
     words = Vector()
     model = nn.Sequential(words, Logits(words.words.weight))
@@ -157,7 +157,7 @@ def test_a_sparse_gradient_of_a_tied_weight_is_added(subject):
 
 @pytest.mark.world_size(4)
 def test_in_pipelines_side_by_side_it_has_none_where_no_pipeline_has_one(subject, rank):
-    """As with DistributedDataParallel: a pipeline that has one gives it to the others, divided by all."""
+    """A pipeline with a gradient shares it with the others, divided by all, as with DistributedDataParallel."""
 
     class Reads(nn.Linear):
         def forward(self, pair):

@@ -1,4 +1,4 @@
-"""What goes from stage to stage of a pipeline, and in and out: several tensors, tuples, strides, views, graphs."""
+"""The values between stages of a pipeline and its inputs and outputs: tuples, strides, views, graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.verifies("Pipeline")
 
 
 class Branches(nn.Module):
-    """From one tensor to three, one of them of integers that the next stages only pass on."""
+    """A layer that makes three tensors of one; the third holds integers, which later stages only pass on."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ def test_what_layers_hand_on_may_be_named_tuples_where_they_are_timed(subject):
 
 
 class Turned(nn.Module):
-    """Returns a view with other strides, whose gradient comes back with other strides too."""
+    """A layer that returns a view with other strides, whose gradient also has other strides."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ class TwoInputs(nn.Module):
 
 
 class Conjugated(nn.Linear):
-    """Complex, and seen through its conjugate, which torch notes in a bit, forwards and backwards."""
+    """A layer with complex values and lazy conjugation, which torch marks by a bit, forwards and backwards."""
 
     def __init__(self, negated):
         super().__init__(3, 3, dtype=torch.complex64)
@@ -213,7 +213,7 @@ def test_gradients_go_on_into_what_made_inputs_and_targets(subject, world, recom
 
 
 class Unused(nn.Module):
-    """Does not use its input: the stage before gets a gradient of zeros."""
+    """A layer that does not use its input: the stage before gets a gradient of zeros."""
 
     def __init__(self):
         super().__init__()
@@ -247,7 +247,7 @@ def test_a_stage_may_begin_in_place_and_be_frozen(subject, world):
 
 
 class Doubled(nn.Module):
-    """Writes its input, and has no attribute that says so."""
+    """A layer that writes into its input, without an attribute that declares it."""
 
     def __init__(self):
         super().__init__()
@@ -284,7 +284,7 @@ def test_a_stage_may_write_its_input(subject, world, recompute, infer_first):
 
 
 class Narrow(nn.Linear):
-    """Computes in bfloat16, with gradients in float32."""
+    """A layer that computes in bfloat16, with gradients in float32."""
 
     def __init__(self):
         super().__init__(3, 3, bias=False, dtype=torch.bfloat16)

@@ -1,1 +1,1 @@
-"""DataParallel: one process, several devices or workers."""
+"""Tests of DataParallel: one process, several devices or workers."""

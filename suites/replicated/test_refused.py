@@ -1,4 +1,4 @@
-"""What DataParallel cannot cut, gather or copy is refused by name."""
+"""DataParallel refuses inputs, outputs and modules that it cannot split, gather or copy, and names them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_wrong_argument_is_refused(subject, arguments, keywords, error, messag
 
 @pytest.mark.beyond_contract("error messages")
 @verifies
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # warnings of torch.jit
 def test_a_compiled_module_is_refused(subject):
     with pytest.raises(TypeError, match="a RecursiveScriptModule: it is compiled; wrap the module that it was made of"):
         subject(torch.jit.script(nn.Linear(1, 1)))

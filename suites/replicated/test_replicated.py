@@ -1,4 +1,4 @@
-"""DataParallel computes what the plain module computes, whatever the module, batch and number of workers."""
+"""DataParallel computes the same as the plain module, for any module, batch and number of workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows(*shape):
 
 
 class Nested(nn.Module):
-    """Every kind of container in and out."""
+    """A module with every kind of container as input and output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def nested_loss(output):
 
 
 class Holding(nn.Module):
-    """Refers to its parameters in every way."""
+    """A module that refers to its parameters in every way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Recurrent(nn.Module):
 
 
 class Stateful(nn.Module):
-    """Takes and returns a hidden state; ``turned``: with its samples first."""
+    """A module that takes and returns a hidden state; with ``turned`` the samples are its first dimension."""
 
     def __init__(self, layer, turned) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Stateful(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """A branch that only some samples use, and one that none does."""
+    """A module with a branch that only some samples use, and one that no sample uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_any_batch_on_any_number_of_workers_is_as_on_the_plain_module(subject, m
     def wrap(module, n):
         return subject(module, workers=n)
 
-    make = replace(make, batch_norm=False)  # statistics of a piece are not those of the batch
+    make = replace(make, batch_norm=False)  # statistics of a piece differ from those of the batch
     check_replicated_module(wrap, make, rows(make.widths[0]), workers=[workers], sizes=[*sizes, 3])
 
 
@@ -195,7 +195,7 @@ def test_nested_inputs_and_outputs_keep_their_types(wrap):
 @pytest.mark.parametrize("samples", [3, 4, 7])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_hidden_state_has_its_samples_along_dim(subject, batch_first, samples):
-    """Turned where sequences begin with the samples; as it is along dimension 1."""
+    """The state is transposed if samples are the first dimension of the sequences; dimension 1 needs no change."""
     torch.manual_seed(0)
     plain = Stateful(nn.LSTM(3, 4, num_layers=2, batch_first=batch_first), turned=batch_first).double()
     replicated = subject(copy.deepcopy(plain), workers=2, dim=0 if batch_first else 1)
@@ -213,7 +213,7 @@ def test_a_hidden_state_has_its_samples_along_dim(subject, batch_first, samples)
 @pytest.mark.beyond_contract("error messages")
 @verifies
 def test_a_hidden_state_with_its_samples_elsewhere_is_refused(subject):
-    """torch's drops samples."""
+    """torch's DataParallel drops samples here."""
     layer = nn.LSTM(3, 4, batch_first=True)
     state = tuple(torch.zeros(1, 4, 4) for _ in range(2))
     with pytest.raises(ValueError, match=r"as many samples in every tensor along dim=0, got args\[0\] 4, .* 1;"):
@@ -250,7 +250,7 @@ def test_what_is_cut_is_put_together_again(n, workers, dim):
 @pytest.mark.if_subject_takes("workers")
 @verifies
 def test_64_samples_on_4_workers_are_16_each_and_their_gradients_add_up(subject):
-    """dl/dw of the mean over all samples is the mean of the workers' own, as "How parallel training works" has it."""
+    """The gradient of the mean over all samples is the mean of the workers', as in "How parallel training works"."""
     seen = {}
 
     class Seeing(nn.Module):
@@ -312,7 +312,7 @@ def test_a_convolutional_network_learns_as_without_workers(wrap, make):
 @verifies
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_convnet_in_training_learns_from_pieces_that_are_normalised_each(subject, workers):
-    """Output, gradients, running statistics and weights of three steps, beside the plain one called piece by piece."""
+    """Output, gradients, statistics and weights of three steps equal those of the plain module, piece by piece."""
     plain = ConvNet().double()
     model = copy.deepcopy(plain)
     replicated = subject(model, workers=workers)
@@ -321,7 +321,7 @@ def test_a_convnet_in_training_learns_from_pieces_that_are_normalised_each(subje
         images, labels = torch.randn(samples, 1, 8, 8, dtype=torch.float64), torch.arange(samples) % 10
         first, *others = images.split(replicated.sizes(samples))
         before = {name: buffer.clone() for name, buffer in plain.named_buffers()}
-        pieces = [plain(first)]  # whose statistics stay
+        pieces = [plain(first)]  # the first worker's statistics are kept
         for piece in others:
             pieces.append(functional_call(plain, {name: buffer.clone() for name, buffer in before.items()}, piece))
         for optimizer, scores in ((ours, replicated(images)), (expected, torch.cat(pieces))):

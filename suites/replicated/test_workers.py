@@ -15,7 +15,7 @@ verifies = pytest.mark.verifies("DataParallel")
 
 
 class Context(nn.Module):
-    """Tells what a worker's thread has set."""
+    """A module that records the settings of a worker's thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Failing(nn.Module):
     def forward(self, x):
         if int(x[0]) in self.bad:
             raise KeyError(f"sample {int(x[0])}")
-        time.sleep(0.05)  # longer than it takes to fail
+        time.sleep(0.05)  # longer than a failure takes
         self.ended.append(int(x[0]))
         return x
 
@@ -160,7 +160,8 @@ def test_memory_counts_what_each_worker_holds(subject):
     replicated = DataParallel(Net(), workers=4)
     found = subject(replicated, lambda y: y.square().mean(), torch.ones(12, 8))
     parameters = 4 * (8 * 16 + 16 + 16 * 8 + 8)
-    # a worker keeps its 3 samples, 8 numbers each, and their 16 tanh; the first keeps the output of all 12 for square
+    # A worker keeps its 3 samples of 8 numbers, and their 16 tanh. The first also keeps the output of all 12 for
+    # square.
     assert [m.activations for m in found] == [4 * 3 * 24 + 4 * 12 * 8, *[4 * 3 * 24] * 3]
     assert {m.parameters for m in found} == {m.gradients for m in found} == {parameters}
     assert [m.total for m in found] == [m.parameters + m.gradients + m.activations for m in found]

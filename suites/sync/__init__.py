@@ -1,1 +1,1 @@
-"""Sync: initial weights, gradients every k steps, averages of models."""
+"""Tests of synchronisation: initial weights, gradients every k steps, averages of models."""

@@ -1,4 +1,4 @@
-"""Models that the suites of sync share, and those of one rank that cannot be sent."""
+"""Models that the suites of synchronisation share, and models of one rank that cannot be sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tanh_net() -> nn.Module:
 
 
 class Usual(nn.Module):
-    """Every kind of state that models have: tied weights, mixed dtypes, buffers of every sort, channels last, gaps."""
+    """A model with every kind of state: tied weights, mixed dtypes, buffers of all sorts, channels last, gaps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Usual(nn.Module):
 
 
 class Everything(Usual):
-    """And a dtype that torch's collectives refuse on gloo."""
+    """The same model with a dtype that torch's collectives refuse on gloo."""
 
     def __init__(self) -> None:
         super().__init__()

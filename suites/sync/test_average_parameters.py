@@ -1,4 +1,4 @@
-"""Averages of models are means over ranks, buffers by policy, or an error on every rank."""
+"""Averages of models are means over ranks, with buffers by policy, or an error on every rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def without_booleans(make):
 )
 def test_what_average_parameters_refuses_on_one_rank_is_refused_on_all(subject, rank, other, message):
     model = tanh_net()
-    model.register_buffer("count", torch.tensor(3))  # a message of its own on the ranks that average it
+    model.register_buffer("count", torch.tensor(3))  # takes an extra message on ranks that average it
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=f"^average_parameters {message}"):
         subject(model, buffers=other if rank == 1 else "average")
@@ -95,7 +95,7 @@ def test_a_mean_of_integers_is_exact_or_an_error_on_every_rank(subject, rank):
         ValueError, match=r"cannot average 'num_batches_tracked', torch.int64: the sum over 2 ranks is 5"
     ):
         subject(model)
-    assert model.weight.item() == rank  # nothing was changed
+    assert model.weight.item() == rank  # unchanged
     model.num_batches_tracked.fill_(2 * rank + 3)
     subject(model)
     assert model.num_batches_tracked.item() == 4

@@ -1,4 +1,4 @@
-"""Replicas start alike: every rank gets the model of one, or all are told why not."""
+"""Replicas start with equal weights: every rank gets the model of one rank, or every rank gets the same error."""
 
 from __future__ import annotations
 
@@ -132,11 +132,11 @@ def crossed(mesh):
     model = nn.Linear(2, 2)
     weight = model.weight
     del model.weight
-    model.weight = weight  # comes after the bias now
+    model.weight = weight  # now it comes after the bias
     return model
 
 
-# of rank 1: what it passes, and what all ranks are told
+# rank 1's argument, and the error on all ranks
 BROADCASTS = {
     "src": ({"src": 7}, r"got src=7, which is outside the group; src is a global rank, one of \[0, 1, 2\]"),
     "no int": ({"src": "0"}, "takes src as a global rank, an int, got str"),
@@ -189,7 +189,7 @@ def test_what_broadcast_parameters_refuses_on_one_rank_is_refused_on_all(subject
         subject(**given)
     with torch.no_grad():
         model.weight.fill_(rank)
-    subject(model, src=2, by=by)  # nobody was left in the middle
+    subject(model, src=2, by=by)  # no rank was left waiting
     assert model.weight.unique().item() == 2
 
 

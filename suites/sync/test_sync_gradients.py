@@ -1,4 +1,4 @@
-"""Gradients are those of one process, at every k-th step, or an error on every rank."""
+"""Gradients at every k-th step are those of one process, or every rank gets an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .models import UNFIT, tanh_net
 
 
 class Gated(nn.Module):
-    """A second branch that only samples with a positive first feature use: elsewhere its gradient is None."""
+    """A model whose second branch gets a gradient of None unless a sample has a positive first feature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_low_precision_gradients_are_summed_in_float32(subject, rank, dtype):
     weight = nn.Parameter(torch.zeros(1, dtype=dtype))
     weight.grad = torch.tensor([60000.0 if dtype == torch.float16 else 256.0], dtype=dtype)
     expected = weight.grad.clone()
-    subject([weight])  # in float16 the sum overflows
+    subject([weight])  # in float16 the sum would overflow
     assert weight.grad.equal(expected)
     assert weight.grad.dtype == dtype
 
@@ -223,7 +223,7 @@ def test_what_sync_gradients_refuses_on_one_rank_is_refused_on_all(subject, rank
     more = sizes | ({"weight": 1.0} if "weight" in keywords else {})
     with pytest.raises((TypeError, ValueError), match=rf"^sync_gradients {message} \(on rank 1\)$"):
         subject(weights, **(more | keywords if rank == 1 else more))
-    assert [weight.grad.item() for weight in weights] == [rank] * len(weights)  # nothing was changed
+    assert [weight.grad.item() for weight in weights] == [rank] * len(weights)  # unchanged
     subject(weights)
     assert {weight.grad.item() for weight in weights} == {1}
 
@@ -272,10 +272,14 @@ def test_parameters_of_one_rank_that_cannot_be_sent_are_refused_on_all(subject, 
 )
 def test_settings_of_sync_gradients_that_differ_are_an_error_on_every_rank(subject, rank, common, other, message):
     weight = nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match=f"^sync_gradients needs the same {message}$"):
+
+    def train():
         for step in range(4):
             weight.grad = torch.ones(1)
             subject([weight], step=step, **(common | other if rank == 2 else common))
+
+    with pytest.raises(ValueError, match=f"^sync_gradients needs the same {message}$"):
+        train()
 
 
 @pytest.mark.beyond_contract("error messages")

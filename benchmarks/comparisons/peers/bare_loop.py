@@ -1,4 +1,4 @@
-"""The bodies of the real tests in a plain loop on gloo, with no test framework: what a pool's overhead is counted over.
+"""The bodies of the real tests in a plain loop on gloo, without a test framework: the baseline of a pool's overhead.
 
 ``python -m peers.bare_loop WORLD_SIZE [--take-turns]`` prints the seconds of the slowest rank as JSON. With
 ``--take-turns`` its threads have the scheduling policy of a pool's ranks, see docs/findings/gloo_polls.md.

@@ -14,20 +14,20 @@ __all__ = ["INSTALL", "default_cache", "find_mpiexec", "install", "python_of"]
 
 INSTALL = "python benchmarks/comparisons/harness_peers.py --install-peers"
 _REQUIREMENTS = {
-    "mpi-pytest": ["mpi-pytest==2026.0", "mpi4py", "pytest-xdist"],  # it asks xdist wherever that is importable
+    "mpi-pytest": ["mpi-pytest==2026.0", "mpi4py", "pytest-xdist"],  # it uses xdist wherever that can be imported
     "pytest-mpi": ["pytest-mpi==0.6", "mpi4py"],
-    "torch-testing": ["expecttest==0.3.0"],  # what torch.testing._internal imports and the wheel does not require
+    "torch-testing": ["expecttest==0.3.0"],  # torch.testing._internal imports it, but the wheel does not require it
 }
 
 
 def default_cache() -> Path:
-    """Where the environments are kept from one run of the benchmark to the next."""
+    """Return the folder that keeps the environments from one run of the benchmark to the next."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "pdlcheck" / "harness-peers"
 
 
 def python_of(environment: str, cache: Path) -> str | None:
-    """The interpreter of an environment, this one's for the empty name; None where it is not installed."""
+    """Return the interpreter of an environment, this one's for the empty name; None if it is not installed."""
     if not environment:
         return sys.executable
     python = cache / environment / "bin" / "python"
@@ -35,13 +35,13 @@ def python_of(environment: str, cache: Path) -> str | None:
 
 
 def find_mpiexec() -> str | None:
-    """Prefer the launcher of this environment's MPI wheel: it fits the library that mpi4py loads."""
+    """Return the launcher of this environment's MPI wheel if there is one: it fits the library that mpi4py loads."""
     here = Path(sysconfig.get_path("scripts")) / "mpiexec"
     return str(here) if here.exists() else shutil.which("mpiexec")
 
 
 def install(environment: str, cache: Path) -> None:
-    """Create an environment with one peer in it; torch, pytest and all the rest are this interpreter's own.
+    """Create an environment with one peer in it; torch, pytest and all other packages are this interpreter's own.
 
     Raises:
         SystemExit: pip failed; its message is on stderr.

@@ -1,4 +1,4 @@
-"""One side of the comparison in simulated_peers.py, in a process of its own: prints milliseconds an example.
+"""Run one side of the comparison in simulated_peers.py in its own process; print the milliseconds of each example.
 
 Usage: python -m peers.examples SIDE PROGRAM WORLD_SIZE EXAMPLES
 """
@@ -30,7 +30,7 @@ def all_reduce() -> None:
 
 
 def async_all_reduces() -> None:
-    """Ten of them, with a little arithmetic of their own on each side: what the watch of buffers is in the way of."""
+    """Call ten of them, each with a little arithmetic on other tensors, which the watch of buffers slows down."""
     a = torch.ones(64)
     for _ in range(10):
         x = torch.ones(64)
@@ -41,7 +41,7 @@ def async_all_reduces() -> None:
 
 
 def ddp() -> None:
-    """Three steps of a small network."""
+    """Take three steps with a small network."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -62,7 +62,7 @@ def simulated(world_size: int) -> Iterator[Run]:
 
 @contextmanager
 def own_globals(world_size: int) -> Iterator[Run]:
-    """Simulated, with a module of which each rank has globals of its own."""
+    """Yield a simulated world in which each rank has its own globals of one module."""
     from peers import parallel_state
 
     world = get_world("sim", own_globals=[parallel_state.__name__])
@@ -80,14 +80,14 @@ def own_globals(world_size: int) -> Iterator[Run]:
 
 @contextmanager
 def unwatched(world_size: int) -> Iterator[Run]:
-    """Simulated, without poison, hazards and leaks."""
+    """Yield a simulated world without poison, hazards and leaks."""
     world = get_world("sim", semantics=make_semantics(poison=False, hazards=False, leaks=False))
     yield lambda program, size: world.run(program, world_size=size)
 
 
 @contextmanager
 def threaded(world_size: int) -> Iterator[Run]:
-    """torch's own group of threads, as its MultiThreadedTestCase sets it up for each test."""
+    """Yield a world of torch's own threads, set up for each run as its MultiThreadedTestCase does."""
     from torch.testing._internal.distributed import multi_threaded_pg as torchs
 
     def run(program: Callable[[], None], size: int) -> None:
@@ -123,7 +123,7 @@ def threaded(world_size: int) -> Iterator[Run]:
 
 @contextmanager
 def gloo(world_size: int) -> Iterator[Run]:
-    """Processes that run already, nothing watched."""
+    """Yield processes that run already, without a watch."""
     world = get_world("gloo", watch=False)
     try:
         with world.open(world_size) as ranks:
@@ -134,7 +134,7 @@ def gloo(world_size: int) -> Iterator[Run]:
 
 @contextmanager
 def alone(world_size: int) -> Iterator[Run]:
-    """A group of one rank, the program once for each rank of the others: the work of torch itself."""
+    """Yield a group of one rank that runs the program once for each rank of the others: torch's own work."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def run(program: Callable[[], None], size: int) -> None:
@@ -164,6 +164,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from peers.examples import main as own_main  # gloo ranks import the programs by this name
+    from peers.examples import main as own_main  # ranks of gloo import the programs by this name
 
     own_main()

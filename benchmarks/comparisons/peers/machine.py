@@ -1,4 +1,4 @@
-"""What a saved benchmark says about where it ran."""
+"""The description of the machine in a saved benchmark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["this_machine"]
 
 
 def this_machine(packages: Sequence[str] = ("torch", "pytest", "hypothesis", "mpi4py")) -> dict[str, Any]:
-    """Hardware, versions of those ``packages`` that are there, commit and time."""
+    """Return hardware, versions of the installed ``packages``, commit and time."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""What the first document says of its four versions, beside what a run finds.
+"""The claims of the first document about its four versions, beside the results of a run.
 
 Source: D. Gannon, "Doing Deep Learning in Parallel with PyTorch" (2020); it used one K80 and one CPU.
 """
@@ -16,7 +16,7 @@ Claim = tuple[str, str, bool | None]
 
 
 def print_claims(rows: Sequence[Any]) -> None:
-    """One line for each claim and dtype; ``rows`` are those of a run that have times."""
+    """Print one line for each claim and dtype; ``rows`` are the rows of a run that have times."""
     print(f"\n{'the document says':56}this run, as published")
     errors = [row.error for row in rows if row.dtype == "float64"]
     claims: list[Claim] = []

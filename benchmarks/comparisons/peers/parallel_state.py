@@ -1,4 +1,4 @@
-"""Sixty names and as many functions, as frameworks keep their groups: what ranks have for themselves in a benchmark."""
+"""Sixty names and sixty functions, as frameworks keep their groups: per-rank state for a benchmark."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ for _number in range(60):
 
 
 def initialize(group: Any) -> None:
-    """Set every second name to something of the rank's own."""
+    """Set every second name to a value of this rank."""
     globals().update((f"_GROUP_{number}", group) for number in range(0, 60, 2))

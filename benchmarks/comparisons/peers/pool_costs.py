@@ -1,4 +1,4 @@
-"""What only a pool has: its start-up by itself, and its overhead over a suite of real tests."""
+"""Costs that only a pool has: its start-up, and its overhead over a suite of real tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["bare_suite_s", "pool_start_s", "pool_suite_s"]
 
 
 def pool_start_s(world_size: int) -> float:
-    """Seconds until ``world_size`` ranks have a default group, with the fork server up and nothing else."""
+    """Return the seconds until ``world_size`` ranks have a default group, with only the fork server up."""
     from pdlcheck.worlds import get_world
 
     world, other = get_world("gloo"), get_world("gloo")
     try:
-        other.run(os.getpid, world_size=1)  # the server is up after that, and stays for `other`
+        other.run(os.getpid, world_size=1)  # starts the server, which then stays up for `other`
         start = time.perf_counter()
         with world.open(world_size):
             return time.perf_counter() - start
@@ -32,13 +32,16 @@ def pool_start_s(world_size: int) -> float:
 
 
 def pool_suite_s(world_size: int) -> float:
-    """Seconds for the real tests in a pytest session on a pool, from the begin of the first to the end of the last."""
+    """Return the seconds of the real tests in a session on a pool, from the first start to the last end."""
     starts = run_session(REAL_TESTS, CASES, world_size, sys.executable, "").starts_s
-    return starts[-1] - starts[len(BODIES)]  # the first ones warm up, the last one is empty
+    return starts[-1] - starts[len(BODIES)]  # the first tests warm up, the last one is empty
 
 
 def bare_suite_s(world_size: int, *, takes_turns: bool = False) -> float:
-    """Seconds for the same bodies in a loop on gloo; ``takes_turns``: under the scheduling policy of a pool's ranks."""
+    """Return the seconds of the same bodies in a loop on gloo.
+
+    With ``takes_turns`` its threads have the scheduling policy of a pool's ranks.
+    """
     policy = ["--take-turns"] if takes_turns else []
     done = subprocess.run(
         [sys.executable, "-m", "peers.bare_loop", str(world_size), *policy],

@@ -1,6 +1,6 @@
-"""Ten bodies of the kind that suites of distributed code hold; each takes a case number, so that no two runs are equal.
+"""Ten typical bodies of tests for distributed code; each takes a case number, so that no two runs are equal.
 
-``test_*`` functions of a pool and a bare loop over gloo run the same ones; imported by both.
+The ``test_*`` functions of a pool and a bare loop over gloo import this module and run the same bodies.
 """
 
 from __future__ import annotations

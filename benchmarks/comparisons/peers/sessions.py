@@ -1,4 +1,4 @@
-"""Runs one pytest session of one harness on generated tests, and takes its times."""
+"""Run one pytest session of one harness on generated tests, and measure its times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Session", "run_session"]
 
 _LIMIT_S = 600
 
-# The rank that reports notes when things happen; imports of torch lie before the first of them.
+# The rank that reports notes the times; imports of torch come before the first of them.
 _CLOCK = """
 
 import json as _json
@@ -55,15 +55,15 @@ def pytest_sessionfinish():
 
 @dataclass(frozen=True)
 class Session:
-    """What one session took.
+    """The times of one session.
 
     Args:
-        wall_s: the whole command.
-        cpu_s: user and system time of the command and all processes that it waited for.
-        tests_s: collection, and from the begin of the second test to that of the last, if there are so many. What
-            happens once is not in it: imports, and the start and end of processes, which every harness has in the first
-            and the last test or outside of them.
-        starts_s: when each test began, by a clock of its own.
+        wall_s: wall time of the whole command.
+        cpu_s: user and system time of the command and of all processes that it waited for.
+        tests_s: collection, and the time from the start of the second test to that of the last, if there are so many.
+            Work that happens once is not in it: imports, and the start and end of processes, which every harness does
+            in the first and the last test or outside of them.
+        starts_s: start of each test, by its own clock.
     """
 
     wall_s: float
@@ -73,26 +73,26 @@ class Session:
 
     @property
     def between_s(self) -> float | None:
-        """Median time from the begin of one test to that of the next, the first left out."""
+        """Return the median time between the starts of successive tests, without the first pair; None without any."""
         gaps = [later - earlier for earlier, later in pairwise(self.starts_s)][1:]
         return median(gaps) if gaps else None
 
 
 def run_session(side: Side, tests: int, world_size: int, python: str, mpiexec: str) -> Session:
-    """Generate the tests, run them with ``side``, see to it that each of them passed.
+    """Generate the tests, run them with ``side``, and require that each of them passed.
 
-    The file has been collected once before: pytest has its assertions rewritten and keeps that, as in every run but the
-    first after a change. It takes about a millisecond for one of them, whichever harness runs the test.
+    The file is collected once before, so pytest has already rewritten and cached its assertions, as in every run except
+    the first after a change. Rewriting takes about a millisecond for each test, with any harness.
 
     Raises:
-        RuntimeError: some test did not pass: the times would say nothing.
+        RuntimeError: a test did not pass, so the times would mean nothing.
     """
     with tempfile.TemporaryDirectory(prefix="pdlcheck-peers-") as folder:
         home = Path(folder)
         (home / "test_sums.py").write_text(side.source(tests, world_size))
         (home / "conftest.py").write_text(side.conftest + _CLOCK)
         (home / "pytest.ini").write_text("[pytest]\n")
-        if not side.starts_processes:  # there it is nothing beside the rest
+        if not side.starts_processes:  # with processes to start, rewriting does not matter
             _run([*side.command(python, mpiexec, 1), "--collect-only"], home)
         command = side.command(python, mpiexec, world_size)
         used, start = _children_cpu_s(), time.perf_counter()
@@ -124,7 +124,10 @@ def _run(command: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]
 
 
 def _environment() -> dict[str, str]:
-    """The same for every side: no plugin but its own, one thread a rank, compiled tests kept as users have them."""
+    """Return the same environment for every side.
+
+    It has no plugin except the side's own, one thread a rank, and compiled tests cached as users have them.
+    """
     dropped = ("PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE")
     own = {name: value for name, value in os.environ.items() if name not in dropped}
     path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # for peers.real_tests

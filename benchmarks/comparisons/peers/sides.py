@@ -1,4 +1,4 @@
-"""One entry for each harness: how its users write the trivial test, and how they start it.
+"""One entry for each harness: the trivial test as its users write it, and the command that starts it.
 
 Every test does the same: one gloo all_reduce of one float over all ranks, and one assertion.
 """
@@ -136,15 +136,16 @@ class Side:
     """One harness.
 
     Args:
-        name: as its users call it.
-        source: the test file, from number of tests and world_size.
-        options: of its pytest command.
-        environment: name of the environment of its own that it needs; empty for this interpreter's.
+        name: the name that its users call it by.
+        source: makes the test file from the number of tests and world_size.
+        options: options of its pytest command.
+        environment: name of the separate environment that it needs; empty for this interpreter's.
         mpiexec: pytest itself runs on every rank, under mpiexec.
-        starts_processes: for every test anew, so that few tests are enough to measure, and many would take long.
-        requires: an option that this pytest command must know for the side to exist.
-        conftest: of the folder of the tests.
-        items: how many tests pytest reports for a file of so many.
+        starts_processes: it starts processes for every test, so few tests are enough to measure, and many would take
+            long.
+        requires: an option that this pytest command must support for the side to exist.
+        conftest: conftest of the folder of the tests.
+        items: number of tests that pytest reports for a file with this many.
     """
 
     name: str
@@ -158,7 +159,7 @@ class Side:
     items: Callable[[int], int] = int
 
     def command(self, python: str, mpiexec: str, world_size: int) -> Sequence[str]:
-        """The command line that runs the tests of the working directory."""
+        """Return the command line that runs the tests of the working directory."""
         pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *self.options]
         if not self.mpiexec:
             return pytest

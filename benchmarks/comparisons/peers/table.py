@@ -1,4 +1,4 @@
-"""Rows and verdicts from the rounds; every figure is a median over rounds, its spread beside it."""
+"""Rows and verdicts from the rounds; every figure is a median over rounds with its spread beside it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Row:
     Args:
         tests: n, of the smaller session; the larger one has twice as many.
         small_ms, large_ms: collection and tests of either session.
-        between_ms: from the begin of one test to that of the next, median of the larger session.
+        between_ms: time from the start of one test to that of the next, median of the larger session.
         start_up_ms: the rest of the smaller session's command.
         cpu_ms: CPU time of all processes for one more test; for MPI without the launcher's own.
     """
@@ -47,17 +47,17 @@ class Row:
 
     @property
     def per_test_ms(self) -> float:
-        """The difference of the fastest sessions of either size: other programs on the machine only ever add."""
+        """Return the difference of the fastest sessions of either size, because other programs can only add time."""
         return (min(self.large_ms) - min(self.small_ms)) / self.tests
 
     @property
     def median_ms(self) -> float:
-        """The difference of the median sessions."""
+        """Return the difference of the median sessions."""
         return (median(self.large_ms) - median(self.small_ms)) / self.tests
 
 
 def print_table(rows: Mapping[tuple[str, int], Row], world_sizes: Sequence[int]) -> None:
-    """One line for each harness and world_size; the ratio is that of the first column to our pool's."""
+    """Print one line for each harness and world_size; the ratio is that of the first column to our pool's."""
     head = (
         f"{'harness':24} {'ranks':>5} {'ms per test':>12} {'of medians':>11} {'ratio':>7} "
         f"{'test to test, ms':>22} {'CPU ms':>8} {'start-up, ms':>20}"
@@ -78,7 +78,7 @@ def print_table(rows: Mapping[tuple[str, int], Row], world_sizes: Sequence[int])
 
 
 def verdicts(rows: Mapping[tuple[str, int], Row], extra: Mapping[str, Figure]) -> list[tuple[str, str, bool | None]]:
-    """(what is promised, what was measured, held); None where this run has not measured it."""
+    """Return promise, measured value and whether it holds for each target; None if this run has not measured it."""
     ours, continuous = rows.get((OURS, 2)), rows.get((CONTINUOUS, 2))
     fresh, spawn = rows.get((FRESH, 2)), rows.get((SPAWN, 2))
     found: list[tuple[str, str, bool | None]] = []
@@ -89,7 +89,7 @@ def verdicts(rows: Mapping[tuple[str, int], Row], extra: Mapping[str, Figure]) -
     one = ours.per_test_ms if ours else 0.0
     judge("a trivial test on 2 ranks: <= 2.5 ms", f"{one:.2f} ms" if one else None, one <= 2.5)
     other = continuous.per_test_ms if continuous else 0.0
-    words = f"{one / other:.2f} times its {other:.2f} ms" if one > 0 and other > 0 else None  # less: noise alone
+    words = f"{one / other:.2f} times its {other:.2f} ms" if one > 0 and other > 0 else None  # less would be noise
     judge(f"no slower than {CONTINUOUS}", words, one <= other)
     start = extra.get("pool_start_2")
     judge("start-up of a pool of 2: < 100 ms", str(start) if start else None, bool(start and start.median < 100))

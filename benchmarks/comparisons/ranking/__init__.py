@@ -1,4 +1,4 @@
-"""PageRank of other packages, asked the same questions as ours.
+"""PageRank of other packages on the same questions as ours.
 
 ``pagerank_peers.py`` and ``pagerank_disagreements.py`` are the commands.
 """

@@ -1,6 +1,6 @@
 """The process of one peer: ``python -m ranking.child NAME`` answers requests, one JSON object a line.
 
-A request names a function below and its arguments; the reply is what it returns.
+A request names a function below and its arguments; the reply is the function's result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE: dict[str, Any] = {}
 
 
 def judge_cases(numbers: list[int], seed: int) -> dict[str, Any]:
-    """The verdicts on some drawn cases, at the strictest setting and, of a peer, at its default."""
+    """Return the verdicts on some drawn cases, at the strictest setting and, for a peer, at its default."""
     found = []
     for number in numbers:
         case = draw(number, seed)
@@ -40,18 +40,18 @@ def load(folder: str) -> dict[str, Any]:
     """Read a graph and its reference, and warm the peer up on a small graph."""
     small = Edges(*np.random.default_rng(0).integers(0, 100, (2, 500)), 100)
     PEER.read(small, PEER.solve(PEER.build(small), Question(), PEER.first(1e-3, 100)))
-    # in memory once for all peers; a peer that writes to them gets its own copy
+    # one copy in memory for all peers; a peer that writes to the arrays gets its own copy
     names = ("src", "dst", "reference")
     arrays = {name: np.asarray(np.load(Path(folder) / f"{name}.npy", mmap_mode="c")) for name in names}
     HERE["edges"] = Edges(arrays["src"], arrays["dst"], len(arrays["reference"]))
-    arrays["src"].max(initial=0), arrays["dst"].max(initial=0)  # reads all of them
+    arrays["src"].max(initial=0), arrays["dst"].max(initial=0)  # touches all pages
     HERE["reference"], HERE["memory"] = arrays["reference"], _resident()
     _forget_peak()
     return {"num_nodes": HERE["edges"].num_nodes}
 
 
 def build() -> dict[str, Any]:
-    """Build the peer's graph anew."""
+    """Build the peer's graph again."""
     HERE["graph"] = None
     begin = time.perf_counter()
     HERE["graph"] = PEER.build(HERE["edges"])
@@ -59,7 +59,7 @@ def build() -> dict[str, Any]:
 
 
 def solve(setting: Setting) -> dict[str, Any]:
-    """One PageRank, and its true L1 error."""
+    """Run one PageRank; return its seconds, its true L1 error and its memory."""
     begin = time.perf_counter()
     answer = PEER.solve(HERE["graph"], Question(), setting)
     seconds, nbytes = time.perf_counter() - begin, _peak() - HERE["memory"]
@@ -69,7 +69,7 @@ def solve(setting: Setting) -> dict[str, Any]:
 
 
 def _status(name: str) -> int | None:
-    """A figure of this process in bytes, from Linux."""
+    """Return a figure of this process in bytes, from Linux."""
     file = Path("/proc/self/status")
     lines = file.read_text().splitlines() if file.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
@@ -84,7 +84,7 @@ def _peak() -> int:
 
 
 def _forget_peak() -> None:
-    """Linux then counts the largest memory anew."""
+    """Reset Linux's peak of this process's memory."""
     file = Path("/proc/self/clear_refs")
     if file.exists():
         file.write_text("5")

@@ -1,4 +1,4 @@
-"""Small graphs and questions drawn by number: the named corners first, then random ones with the same traits."""
+"""Small graphs and questions drawn by number: the named corner cases first, then random ones with the same traits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ranking.peer import Question
 
 __all__ = ["Case", "draw"]
 
-SIZES = [1, 2, 3, 4, 6, 10, 20, 40, 60]  # without nodes there is one graph, a corner
+SIZES = [1, 2, 3, 4, 6, 10, 20, 40, 60]  # the only graph without nodes is a corner case
 DAMPING = [0.85, 0.85, 0.85, 0.5, 0.95, 0.0]
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One graph and what is asked of it."""
+    """One graph and one question about it."""
 
     edges: Edges
     question: Question
@@ -31,11 +31,11 @@ class Case:
 
 
 def draw(number: int, seed: int = 0) -> Case:
-    """Case ``number`` of a run with ``seed``: the same two numbers, the same case, whatever was drawn before.
+    """Return case ``number`` of a run with ``seed``, which depends on these two numbers only.
 
     Dangling and isolated nodes, repeated edges, self-loops, several parts, no edges, no nodes, weights with zeros among
     them, weights over twelve orders of magnitude, nodes whose weights are all 0, personalization with zeros, and
-    dangling weights: each trait occurs with a probability of its own.
+    dangling weights: each trait occurs with its own probability.
     """
     if number < len(CORNERS):
         name = list(CORNERS)[number]
@@ -81,7 +81,7 @@ def _weights(rng: np.random.Generator, src: np.ndarray, n: int) -> np.ndarray:
 
 
 def _vector(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Of any sum, with zeros in it as often as not."""
+    """Draw a vector of any sum; half of the time it contains zeros."""
     vector = rng.random(n) + 0.01
     if rng.random() < 0.5:
         vector[rng.random(n) < 0.6] = 0

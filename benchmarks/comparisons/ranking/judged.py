@@ -1,4 +1,4 @@
-"""What a peer's answer to one case is worth, beside the dense float64 solution."""
+"""The verdict on a peer's answer to one case, by the dense float64 solution."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ranking.peer import Peer, Setting, features
 __all__ = ["AGREES", "LIMIT", "NOT_SUPPORTED", "Verdict", "judge"]
 
 AGREES, NOT_SUPPORTED = "agrees", "not supported"
-LIMIT = 1e-6  # L1 error that a peer may leave at its strictest setting, which asks for far less
+LIMIT = 1e-6  # L1 error that a peer may have at its strictest setting, which asks for far less
 
 
 class Verdict(NamedTuple):
-    """``kind`` of answer, and the L1 error where there is one."""
+    """The ``kind`` of an answer, and its L1 error if it has one."""
 
     kind: str
     error: float | None = None
 
 
 def judge(peer: Peer, case: Case, setting: Setting) -> Verdict:
-    """The verdict on the answer of ``peer`` at ``setting``; ours is held to the bound that it states itself."""
+    """Judge the answer of ``peer`` at ``setting``; ours must keep the bound that it states itself."""
     edges, question = case.edges, case.question
     if features(edges, question) - peer.claims:
         return Verdict(NOT_SUPPORTED)
@@ -56,7 +56,7 @@ def judge(peer: Peer, case: Case, setting: Setting) -> Verdict:
 
 def _allowed(peer: Peer, answer: Any, oracle: Oracle, expected: np.ndarray) -> float:
     if peer.name.startswith("pdlcheck"):
-        known = (oracle.num_nodes + 8) * 2.3e-16 / (1 - oracle.damping)  # how well the dense solution is known
+        known = (oracle.num_nodes + 8) * 2.3e-16 / (1 - oracle.damping)  # error of the dense solution itself
         if hasattr(answer, "error_bound"):
             return float(answer.error_bound) + known
         return 2 * oracle.damping ** rounds(oracle.damping) + oracle.rounding(expected, np.dtype(np.float64)) + known
@@ -64,7 +64,7 @@ def _allowed(peer: Peer, answer: Any, oracle: Oracle, expected: np.ndarray) -> f
 
 
 def _kind(cause: str | None) -> str:
-    """The likely cause without the numbers of this case."""
+    """Return the likely cause without the numbers of this case."""
     if cause is None:
         return "wrong, for no known cause"
     return "wrong: " + re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", cause.partition(":")[0])

@@ -1,4 +1,4 @@
-"""Power iterations that a user writes in a few lines: with SciPy, and with torch's sparse CSR."""
+"""Power iterations that a user can write in a few lines: with SciPy, and with torch's sparse CSR."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ITER = 300  # leaves 1e-21
 
 
 def _in_edges(edges: Edges) -> tuple[Any, np.ndarray]:
-    """The matrix of what each node sends to each other one (row = destination), and which nodes are dangling."""
+    """Return the matrix of the shares that nodes send (row = destination), and the mask of dangling nodes."""
     n = edges.num_nodes
     weights = np.ones(len(edges.src)) if edges.weights is None else edges.weights
     out = np.bincount(edges.src, weights, n)

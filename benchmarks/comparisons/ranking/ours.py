@@ -22,7 +22,7 @@ def _graph(edges: Edges) -> Graph:
 
 
 def _laid_out(edges: Edges) -> Graph:
-    """With the layout that a first call makes."""
+    """Return the graph with the layout that a first call makes."""
     graph = _graph(edges)
     layout_of(graph)
     return graph
@@ -43,7 +43,7 @@ def _version(name: str, graph: Graph, question: Question, setting: Setting) -> A
 
 
 def rounds(damping: float) -> int:
-    """Of a published version: they leave an error of at most ``2 * damping**rounds``, here below 1e-8."""
+    """Return the rounds of a published version: the error is at most ``2 * damping**rounds``, here below 1e-8."""
     return 2 if damping == 0 else 1 + math.ceil(math.log(0.5e-8) / math.log(damping))
 
 

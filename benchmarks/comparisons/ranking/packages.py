@@ -1,6 +1,6 @@
-"""The packages that rank nodes, each called as its documentation says.
+"""The packages that rank nodes, each called as its documentation recommends.
 
-What a package claims is what its own documentation of the function lists; see the source lines.
+The claims of a package are those that its own documentation of the function lists; see the source lines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def _as_dict(values: Any) -> dict[int, float] | None:
 
 
 def _per_node(error: float, num_nodes: int) -> float:
-    """These stop at a step below ``num_nodes * tol``."""
+    """Return the tolerance for packages that stop at a step below ``num_nodes * tol``."""
     return error / max(num_nodes, 1)
 
 
-# networkx: nx.pagerank; weights of a MultiDiGraph's parallel edges are added by its conversion to SciPy
+# networkx: nx.pagerank; its conversion to SciPy adds the weights of a MultiDiGraph's parallel edges
 
 
 def _networkx_graph(edges: Edges) -> Any:
@@ -73,7 +73,7 @@ def _igraph(built: Any, question: Question, setting: Setting) -> Any:
     return graph.personalized_pagerank(reset=np.asarray(question.personalization, float).tolist(), **arguments)
 
 
-# NetworKit: centrality.PageRank; its default drops the rank of sinks, and documents how to keep it
+# NetworKit: centrality.PageRank; its default drops the rank of sinks, and its documentation describes how to keep it
 
 
 def _networkit_graph(edges: Edges) -> Any:
@@ -96,7 +96,7 @@ def _networkit(graph: Any, question: Question, setting: Setting) -> Any:
     return algorithm.run().scores()
 
 
-# rustworkx: rustworkx.pagerank; parallel edges are summed, it says
+# rustworkx: rustworkx.pagerank; its documentation states that parallel edges are summed
 
 
 def _rustworkx_graph(edges: Edges) -> Any:

@@ -1,4 +1,4 @@
-"""What every peer is: how to build its graph, how to ask it, and what its documentation claims."""
+"""The description of a peer: the functions that build its graph and solve it, and the claims of its documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Setting = float | int | None  # a tolerance, a number of iterations, or the pack
 
 @dataclass(frozen=True)
 class Question:
-    """The arguments of one PageRank; the vectors are one number per node, of any sum above 0."""
+    """The arguments of one PageRank; the vectors have one number per node, with any sum above 0."""
 
     damping: float = 0.85
     personalization: Any = None
@@ -31,15 +31,15 @@ class Peer:
     """One solver.
 
     Args:
-        name: of the package, and of the algorithm where it has several.
-        module: that must be importable.
-        build: edges -> the package's graph; this is timed as build.
-        solve: graph, question, setting -> the package's answer, timed as solve. The setting None is the default.
-        read: edges, answer -> one score per node, not timed.
-        first: error wanted, number of nodes -> the setting at which a search for it begins; None: there is no setting.
-        strict: the setting for the smallest error that the package can be asked for on small graphs.
+        name: name of the package, and of the algorithm if it has several.
+        module: the module that must be importable.
+        build: edges -> the package's graph; timed as build.
+        solve: graph, question, setting -> the package's answer; timed as solve. The setting None is the default.
+        read: edges, answer -> one score per node; not timed.
+        first: wanted error, number of nodes -> the setting at which a search for it begins; None: there is no setting.
+        strict: the setting for the smallest error that the package supports on small graphs.
         claims: the features, as of :func:`features`, that its documentation claims beyond a plain directed graph.
-        guarantees: the setting is a bound on the error, so there is nothing to search for.
+        guarantees: the setting is a bound on the error, so no search is needed.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Peer:
 
 
 def features(edges: Edges, question: Question) -> frozenset[str]:
-    """What a case needs beyond a plain directed graph."""
+    """Return the features that a case needs beyond a plain directed graph."""
     found = {
         "weights": edges.weights is not None,
         "personalization": question.personalization is not None,
@@ -68,5 +68,5 @@ def features(edges: Edges, question: Question) -> frozenset[str]:
 
 
 def as_scores(edges: Edges, answer: Any) -> np.ndarray:
-    """A mapping from node to score as one score per node."""
+    """Return a mapping from node to score as an array of scores."""
     return np.array([answer[i] for i in range(edges.num_nodes)], np.float64)

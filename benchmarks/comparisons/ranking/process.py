@@ -1,4 +1,4 @@
-"""A peer in a process of its own, which may take too long, ask for too much memory, or die."""
+"""A peer in its own process, which may take too long, ask for too much memory, or die."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ranking.peer import Peer
 
 __all__ = ["PeerProcess"]
 
-START_S = 600  # imports, on a busy machine; this time does not count as the peer's
+START_S = 600  # imports on a busy machine; this time does not count as the peer's
 FOLDER = Path(__file__).resolve().parents[1]
 
 
 class PeerProcess:
-    """Starts when it is first asked; ``over`` says why it has ended, if it has."""
+    """A process that starts with its first request; ``over`` is the reason for its end, if it has ended."""
 
     def __init__(self, peer: Peer, *, memory_limit: int = 0, threads: int | None = None) -> None:
         self.peer, self.over = peer, ""
@@ -27,7 +27,7 @@ class PeerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, do: str, *, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        """The reply; ``{"failed": why}`` where the peer raised, died or took longer than ``timeout_s``."""
+        """Return the reply, or ``{"failed": why}`` if the peer raised, died or took longer than ``timeout_s``."""
         if self._process is None:
             self._process = self._start()
             if self._read(START_S) is None:
@@ -46,7 +46,7 @@ class PeerProcess:
         return reply
 
     def _read(self, timeout_s: float) -> bytes | None:
-        """A line, empty where the process has ended; None where nothing came in time."""
+        """Return a line, an empty one if the process has ended, or None if nothing came in time."""
         assert self._process is not None
         assert self._process.stdout is not None
         stream = self._process.stdout

@@ -1,4 +1,4 @@
-"""The graphs of the benchmark, and ranks to measure every error against."""
+"""The graphs of the benchmark, and the reference ranks for every error."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ GRAPHS: Mapping[str, Callable[[], Graph]] = {
 
 
 def write(name: str, folder: Path) -> dict[str, Any]:
-    """Write src.npy and dst.npy, int64, and reference.npy, the ranks; tell its size and how far the ranks can be off.
+    """Write src.npy and dst.npy, int64, and reference.npy, the ranks; return the graph's size and the error bound.
 
-    Up to 3000 nodes they are the dense solution. Beyond, they are ours at tol=1e-12, and the bound on their error does
-    not rest on our code: it is what one serial float64 round of the equation by numpy moves them, over 1 - damping,
-    plus the rounding of that round.
+    Up to 3000 nodes the ranks are the dense solution. Above, they are ours at tol=1e-12, and the bound on their error
+    does not depend on our code. It is the change of the ranks in one serial float64 round of the equation by numpy,
+    over 1 - damping, plus the rounding of that round.
     """
     graph = GRAPHS[name]()
     oracle = Oracle.of(graph, DAMPING)

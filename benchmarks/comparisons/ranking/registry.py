@@ -12,7 +12,7 @@ from ranking.peer import INSTALL, Peer
 
 __all__ = ["FOR_SPEED", "FOR_TRUTH", "VERSIONS", "chosen", "find"]
 
-VERSIONS = (  # the packages whose versions belong to a result
+VERSIONS = (  # packages whose versions are saved with a result
     *("torch", "numpy", "scipy", "numba", "networkx", "igraph", "networkit", "rustworkx", "scikit-network"),
     *("graphblas-algorithms", "python-graphblas", "suitesparse-graphblas"),
 )
@@ -26,12 +26,12 @@ FOR_TRUTH = [*METHODS, *PUBLISHED, *PACKAGES]
 
 
 def find(name: str) -> Peer:
-    """The peer called exactly ``name``."""
+    """Return the peer with exactly this ``name``."""
     return next(peer for peer in [*FOR_SPEED, *FOR_TRUTH] if peer.name == name)
 
 
 def chosen(peers: Iterable[Peer], wanted: str) -> list[Peer]:
-    """Those whose name contains one of the words, separated by commas, and that are installed; says what is missing."""
+    """Return the installed peers whose name contains one of the words, separated by commas; print what is missing."""
     peers, words = list(peers), [word.strip().lower() for word in wanted.split(",") if word.strip()]
     unknown = [word for word in words if not any(word in peer.name.lower() for peer in peers)]
     if unknown:

@@ -16,7 +16,7 @@ from ranking.tuning import Tuned, tune
 
 __all__ = ["Row", "measure"]
 
-REBUILD_S = 3.0  # what takes longer to build is built once
+REBUILD_S = 3.0  # a build that takes longer is done once
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Row:
 
     Args:
         peer: its name.
-        why: it has no figures at all: what went wrong.
-        build_s: seconds, one a round, or one in all where a build takes long.
-        tuned: error wanted -> what the search found.
-        solve_ms: error wanted -> milliseconds, one a round; none where the error was not reached.
-        nbytes: the most memory in use at a time during build and one solve, less what it was with the edges loaded.
+        why: the reason if it has no figures at all.
+        build_s: seconds, one a round; a single one if a build takes long.
+        tuned: wanted error -> result of the search.
+        solve_ms: wanted error -> milliseconds, one a round; none if the error was not reached.
+        nbytes: peak memory during build and one solve, minus the memory with the edges loaded.
     """
 
     peer: str
@@ -43,11 +43,11 @@ class Row:
         return bool(self.solve_ms.get(error))
 
     def total_ms(self, error: float) -> float:
-        """Build and solve, medians."""
+        """Return the sum of the medians of build and solve."""
         return median(self.build_s) * 1e3 + median(self.solve_ms[error])
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row as data for JSON."""
         found = asdict(self)
         found["tuned"] = {f"{error:g}": tuned for error, tuned in found["tuned"].items()}
         found["solve_ms"] = {f"{error:g}": ms for error, ms in found["solve_ms"].items()}
@@ -57,7 +57,7 @@ class Row:
 def measure(
     folder: Path, peers: Sequence[Peer], errors: Sequence[float], rounds: int, *, limit_s: float, limit_nbytes: int
 ) -> tuple[list[Row], list[float]]:
-    """Rows in the order of ``peers`` for the graph in ``folder``, and the load of the machine before each round."""
+    """Return rows in the order of ``peers`` for the graph in ``folder``, and the machine's load before each round."""
     processes = {peer.name: PeerProcess(peer, memory_limit=limit_nbytes) for peer in peers}
     rows = {peer.name: Row(peer.name) for peer in peers}
     loads = []

@@ -1,4 +1,4 @@
-"""The table of one graph, and the verdicts on what is promised."""
+"""The table of one graph, and the verdicts on the targets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ranking.rounds import Row
 
 __all__ = ["console", "print_table", "print_targets", "targets"]
 
-Judged = list[tuple[str, str, bool | None]]  # what is promised, what was measured, held
-TWICE = ("uni", "rmat")  # where we must be at least twice as fast to the same true error
+Judged = list[tuple[str, str, bool | None]]  # target, measured value, held
+TWICE = ("uni", "rmat")  # graphs on which ours must be at least twice as fast at the same true error
 
 
 def console() -> Console:
@@ -24,7 +24,7 @@ def console() -> Console:
 
 
 def print_table(facts: dict[str, Any], rows: Sequence[Row], errors: Sequence[float], loads: Sequence[float]) -> None:
-    """One line a peer; the first row is ours."""
+    """Print one line for each peer; the first row is ours."""
     words = (
         f"{facts['graph']}: {facts['num_nodes']} nodes, {facts['num_edges']} edges, {facts['dangling']} dangling; "
         f"true errors are known to {facts['reference_error_bound']:.0e}; "
@@ -64,16 +64,17 @@ def _cells(row: Row, ours: Row, error: float) -> list[str]:
 
 
 def ratio(row: Row, ours: Row, error: float) -> float:
-    """The median of the rounds' ratios of solve times: both sides of one round had the same machine."""
+    """Return the median of the rounds' ratios of solve times, because both sides of one round had the same machine."""
     pairs = zip(row.solve_ms[error], ours.solve_ms[error], strict=False)
     return median(theirs / mine for theirs, mine in pairs)
 
 
 def targets(graph: str, rows: Sequence[Row], errors: Sequence[float]) -> Judged:
-    """Ahead of the best peer in solve, and in build and solve; twice where both are tuned to the error, on some graphs.
+    """Return the verdicts: ahead of the best peer in solve, and in build and solve.
 
-    A peer has no bound to keep: its tolerance is the loosest with this true error, which only who knows the ranks can
-    find. Ours is ``tol=error``, and so the true error far smaller; tuned likewise it is in the second row.
+    On some graphs the factor must be two where both sides are tuned to the error. A peer has no bound to keep: its
+    tolerance is the loosest one with this true error, which can only be found if the ranks are known. Ours is
+    ``tol=error``, and so the true error is far smaller; the second row has ours tuned like a peer.
     """
     ours, tuned, others = rows[0], rows[1], [row for row in rows[1:] if not row.peer.startswith("pdlcheck")]
     found: Judged = []

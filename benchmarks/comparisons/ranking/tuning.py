@@ -1,4 +1,4 @@
-"""The loosest setting of a solver whose true error is small enough."""
+"""Search for the loosest setting of a solver whose true error is small enough."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Tuned", "tune"]
 
 Answer = dict[str, Any]  # of one solve: error and seconds, or failed
 FACTOR = 8  # between the tolerances of the first search
-FINE = 1.25  # where the second search stops
+FINE = 1.25  # ratio at which the second search stops
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """``setting`` is found, or ``why`` says why there is none; ``error`` is the true one there, or the best seen."""
+    """The found ``setting``, or the reason ``why`` there is none; ``error`` is its true error, or the best one seen."""
 
     setting: Setting = None
     error: float | None = None
@@ -28,9 +28,9 @@ class Tuned:
 def tune(solve: Callable[[Setting], Answer], first: Setting, wanted: float) -> Tuned:
     """Search for the loosest setting with a true error of at most ``wanted``, from ``first`` on.
 
-    Tolerances are tried by factors of 8, then halfway between the last good and the last bad one until these lie
-    within 1.25; numbers of iterations by factors of 2, then every one between. It gives up after two settings in a row
-    that brought the error no lower.
+    Tolerances are tried by factors of 8, then halfway between the last good and the last bad one until these lie within
+    1.25. Numbers of iterations are tried by factors of 2, then by bisection. The search ends after two settings in a
+    row that did not lower the error.
     """
     good: tuple[Setting, float] | None = None
     bad: Setting = None
@@ -83,7 +83,7 @@ def _looser(setting: Setting) -> Setting:
 
 
 def _between(good: Setting, bad: Setting) -> Setting:
-    """A setting between the two, or None where they are close enough."""
+    """Return a setting between the two, or None if they are close enough."""
     assert good is not None
     assert bad is not None
     if isinstance(good, int):

@@ -114,5 +114,5 @@ class _RankPdb(pdb.Pdb):
 
     do_q = do_exit = do_quit
 
-    def do_EOF(self, arg: str) -> bool | None:
+    def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb calls it by this name
         return self.do_quit(arg)

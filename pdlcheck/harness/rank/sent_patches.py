@@ -14,8 +14,10 @@ _here: list[pytest.MonkeyPatch] = []  # those of the call that is under way
 
 
 def let_patches_travel() -> None:
-    """Pickle a ``MonkeyPatch`` as a new one; by default pickle sends its patches, and modules cannot be pickled."""
-    pytest.MonkeyPatch.__reduce__ = lambda _: (arrived, ())  # type: ignore[method-assign, assignment]
+    """Send a ``MonkeyPatch`` as a new one; by default pickle sends its patches, and modules cannot be pickled."""
+    from pdlcheck.worlds.processes.exchange.payload import made_anew
+
+    made_anew[pytest.MonkeyPatch] = arrived
 
 
 def arrived() -> pytest.MonkeyPatch:

@@ -20,17 +20,18 @@ import pytest
 from _pytest.capture import CaptureFixture
 from _pytest.logging import caplog_handler_key, caplog_records_key
 
+from pdlcheck.compat.patches import Patch
 from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.own.isolation import Own
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
 
 __all__ = [
+    "PATCHES",
     "Captured",
     "follow",
     "follow_fixture",
     "follow_late_log",
     "follow_log",
-    "follow_patches",
     "in_force",
 ]
 
@@ -80,17 +81,7 @@ def follow_fixture(value: object) -> Own | None:
     return follow(Captured(value)) if isinstance(value, CaptureFixture) else None
 
 
-def follow_patches() -> None:
-    """Keep the patches of a ``MonkeyPatch`` apart for each simulated rank, unless a fixture of all ranks sets them.
-
-    If the controller has made it and a function of the ranks uses it, each rank gets one of its own instead.
-    """
-    init: Any = pytest.MonkeyPatch.__init__
-    if hasattr(init, "__wrapped__"):
-        return
-    for name in _CHANGES:
-        setattr(pytest.MonkeyPatch, name, _on_the_ranks_own(getattr(pytest.MonkeyPatch, name)))
-
+def _noted(init: Any) -> Any:
     @wraps(init)
     def follow(self: pytest.MonkeyPatch) -> None:
         init(self)
@@ -98,8 +89,7 @@ def follow_patches() -> None:
         if rank is not None and not context.sets_up_for_all():
             rank.state.own.append(_Patches(self))
 
-    pytest.MonkeyPatch.__init__ = follow  # type: ignore[method-assign]
-    pytest.MonkeyPatch.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]  # see above
+    return follow
 
 
 def _on_the_ranks_own(change: Any) -> Any:
@@ -252,3 +242,16 @@ class Captured:
     def show(self) -> None:
         """At the end of a phase, what nobody has read is in the report; a fixture's teardown may still read it."""
         self._fixture.close()
+
+
+_OWN = "a MonkeyPatch keeps the patches of each simulated rank apart, unless a fixture of all ranks sets them"
+PATCHES = (
+    Patch(pytest.MonkeyPatch, "__init__", _noted, _OWN),
+    *(Patch(pytest.MonkeyPatch, name, _on_the_ranks_own, _OWN) for name in _CHANGES),
+    Patch(
+        pytest.MonkeyPatch,
+        "__deepcopy__",
+        lambda _: lambda self, memo: self,
+        "a rank that gets the controller's MonkeyPatch as an argument uses one of its own instead",
+    ),
+)

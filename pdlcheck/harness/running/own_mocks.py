@@ -8,27 +8,21 @@ A patch that decorates a function is one object, which keeps what was there befo
 from __future__ import annotations
 
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from unittest import mock
 
+from pdlcheck.compat.patches import Patch
 from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
-__all__ = ["follow_mocks"]
+__all__ = ["PATCHES"]
 
 _Patch: Any = getattr(mock, "_patch")  # noqa: B009 - their type stubs tell less
 _PatchDict: Any = getattr(mock, "_patch_dict")  # noqa: B009
 
 
-def follow_mocks() -> None:
-    """From now on a patch that a rank enters is its own, but for one of a fixture that all ranks share."""
-    for patch, own in ((_Patch, _Attribute), (_PatchDict, _Dict)):
-        if not hasattr(patch.__enter__, "__wrapped__"):
-            patch.__enter__, patch.__exit__ = _enter(patch.__enter__, own), _exit(patch.__exit__)
-
-
-def _enter(enter: Any, own: Any) -> Any:
+def _enter(own: Any, enter: Any) -> Any:
     @wraps(enter)
     def entered(self: Any) -> Any:
         rank = current_rank()
@@ -101,3 +95,12 @@ class _Dict:
         self.patch._patch_dict()
         self.patch.in_dict.clear()
         self.patch.in_dict.update(self._values)
+
+
+PATCHES = tuple(
+    Patch(
+        patch, name, make, "a simulated rank enters a patch of its own, except in a fixture that all ranks share"
+    )
+    for patch, own in ((_Patch, _Attribute), (_PatchDict, _Dict))
+    for name, make in (("__enter__", partial(_enter, own)), ("__exit__", _exit))
+)

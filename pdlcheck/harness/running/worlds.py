@@ -63,11 +63,10 @@ def look_after(world: World) -> None:
 
     outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception, SkipTest]
     if world.shares_process:
-        from pdlcheck.harness.running.own_fixtures import follow_patches
-        from pdlcheck.harness.running.own_mocks import follow_mocks
+        from pdlcheck.harness.running import own_fixtures, own_mocks
+        from pdlcheck.worlds.simulated.c10d.view import IN_RANKS
 
-        follow_patches()
-        follow_mocks()
+        IN_RANKS.add(*own_fixtures.PATCHES, *own_mocks.PATCHES)
     else:
         from pdlcheck.harness.rank.sent_patches import let_patches_travel
 

@@ -1,4 +1,4 @@
-"""Communication hooks of DistributedDataParallel, torch's and ours: what a bucket of gradients travels as."""
+"""Communication hooks for torch's DistributedDataParallel and pdlcheck's: the form in which gradient buckets travel."""
 
 from pdlcheck.primitives.comm_hooks.narrow import bf16_compress, fp16_compress
 from pdlcheck.primitives.comm_hooks.power_sgd import PowerSGDState, power_sgd

@@ -1,4 +1,4 @@
-"""What a hook is handed: torch's ``GradBucket``, or anything with the same methods."""
+"""The argument of a communication hook: torch's ``GradBucket``, or any object with the same methods."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["Bucket"]
 if TYPE_CHECKING:
 
     class Bucket(Protocol):
-        """Some of a replica's gradients, flat, of one dtype and device."""
+        """A part of a replica's gradients, flat, of one dtype and device."""
 
         def index(self) -> int:
-            """The place of the bucket in this backward pass, from 0."""
+            """Return the place of the bucket in this backward pass, from 0."""
 
         def is_last(self) -> bool:
-            """Does no other bucket follow in this backward pass?"""
+            """Return whether this is the last bucket of the backward pass."""
 
         def buffer(self) -> Tensor:
-            """All gradients as one vector; a hook's future ends with such a vector."""
+            """Return all gradients as one vector. The future of a hook holds such a vector."""
 
         def set_buffer(self, tensor: Tensor) -> None:
             """Use another vector as the buffer."""
 
         def gradients(self) -> list[Tensor]:
-            """Views of the buffer, with the shapes of the parameters."""
+            """Return views of the buffer, with the shapes of the parameters."""
 
         def parameters(self) -> list[Tensor]:
-            """The parameters, in the order of the gradients."""
+            """Return the parameters, in the order of the gradients."""
 
 else:
     Bucket = dist.GradBucket  # DDP compares the annotation of a hook with this type

@@ -1,4 +1,4 @@
-"""What a hook does with the result of an operation, when that is done."""
+"""The computation of a hook on the result of an operation, after the operation completes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ __all__ = ["then_on_device"]
 def then_on_device(
     work: Any, group: dist.ProcessGroup | None, buffer: Tensor, finish: Callable[[], Tensor], used: Sequence[Tensor]
 ) -> torch.futures.Future[Tensor]:
-    """A future of what ``finish`` returns, which is called once ``work`` is done, in whatever thread says so.
+    """Return a future of the result of ``finish``, which is called when ``work`` is done.
 
-    On a CUDA device the host may be told before the device has the result, and memory may be given to others before the
-    device has read it. Behind nccl ``finish`` goes on in a stream of its own, beside that of the backward pass; behind
-    other backends in the stream of the caller, which they hold up anyway (pytorch/pytorch#155714).
+    ``finish`` runs in the thread that reports the completion. On a CUDA device, that report may come before the device
+    has the result, and memory may be reused before the device has read it. With nccl, ``finish`` runs in a stream of
+    its own, beside that of the backward pass. With other backends it runs in the caller's stream, which they block
+    anyway (pytorch/pytorch#155714).
 
     Args:
         work: an operation of ``group``.
         group: None for the default group.
-        buffer: on the device.
+        buffer: the tensor that names the device.
         finish: computes from tensors on the device.
-        used: the tensors that ``finish`` reads and that nothing else keeps.
+        used: the tensors that ``finish`` reads and that have no other owner.
 
     Raises:
-        RuntimeError: from the future, what the operation raised.
+        RuntimeError: from the future: the error of the operation.
     """
     done: torch.futures.Future[Any] = work.get_future()
     if not buffer.is_cuda:

@@ -1,6 +1,6 @@
-"""Gradients travel as 16-bit numbers."""
+"""Communication hooks that send gradients as 16-bit numbers."""
 
-# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types themselves.
+# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types, not with their names.
 
 import torch
 import torch.distributed as dist
@@ -14,23 +14,23 @@ __all__ = ["bf16_compress", "fp16_compress"]
 
 
 def fp16_compress(state: dist.ProcessGroup | None, bucket: Bucket) -> torch.futures.Future[Tensor]:
-    """The mean of the gradients, added up as float16: half the bytes of float32.
+    """Return the mean of the gradients, summed as float16. This takes half the bytes of float32.
 
-    Each rank divides its gradients by the number of ranks, rounds them to float16, and they are summed in float16; so a
-    mean is off by about ``2**-11`` of the largest gradient, for each rank added. A sum overflows only where the mean
-    itself may: gradients of up to ``65504 * world_size`` fit. (torch's hook rounds first, and loses what is above
-    65504.) What is below ``3e-8 * world_size`` becomes 0: scale the loss. What does not fit becomes inf on every
-    rank, and a NaN or inf of one rank arrives on all, so that a loss scaler skips the step everywhere.
+    Each rank divides its gradients by the number of ranks and rounds them to float16; the sum is in float16 too. So the
+    error of a mean is about ``2**-11`` of the largest gradient, for each rank added. A sum overflows only if the mean
+    itself may overflow: gradients of up to ``65504 * world_size`` fit. (torch's hook rounds first, and loses values
+    above 65504.) Values below ``3e-8 * world_size`` become 0: scale the loss. Values that do not fit become inf on
+    every rank. A NaN or inf of one rank arrives on every rank, so a loss scaler skips the step everywhere.
 
     Args:
         state: the process group; ``None`` is the default group.
-        bucket: what DDP hands to its hook.
+        bucket: the bucket that DDP passes to its hook.
 
     Returns:
-        A future of the bucket's buffer with the mean in it.
+        A future of the bucket's buffer, which then holds the mean.
 
     Raises:
-        TypeError: the gradients are no real floating point numbers; ``state`` is no process group.
+        TypeError: the gradients are not real floating point numbers; ``state`` is not a process group.
 
     Example:
         >>> from torch import nn
@@ -49,10 +49,10 @@ def fp16_compress(state: dist.ProcessGroup | None, bucket: Bucket) -> torch.futu
 
 
 def bf16_compress(state: dist.ProcessGroup | None, bucket: Bucket) -> torch.futures.Future[Tensor]:
-    """The mean of the gradients, added up as bfloat16: half the bytes of float32, and its range.
+    """Return the mean of the gradients, summed as bfloat16. This takes half the bytes of float32, with its range.
 
-    As :func:`fp16_compress`, off by about ``2**-8`` of the largest gradient for each rank added; nothing that is finite
-    overflows or underflows. It needs a backend that adds bfloat16.
+    It works like :func:`fp16_compress`. The error is about ``2**-8`` of the largest gradient for each rank added. No
+    finite value overflows or underflows. The backend must support sums of bfloat16.
 
     Example:
         >>> from torch import nn

@@ -1,6 +1,6 @@
-"""Matrices of gradients travel as two thin factors, in collectives whose order is the same on every rank."""
+"""PowerSGD: gradient matrices travel as two thin factors, in collectives with the same order on every rank."""
 
-# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types themselves.
+# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types, not with their names.
 
 import hashlib
 import math
@@ -21,22 +21,22 @@ __all__ = ["PowerSGDState", "power_sgd"]
 
 
 class PowerSGDState:
-    """What :func:`power_sgd` keeps between steps: this rank's residuals, and factors that are the same on every rank.
+    """The state of :func:`power_sgd` between steps: this rank's residuals, and factors that are equal on every rank.
 
     Args:
-        module: what DDP wraps; its parameters have residuals and factors by name.
-        rank: of the approximation, at most the sides of a matrix; more is nearer and larger.
-        start_step: steps with the plain mean before: early gradients change fast.
-        min_compression: a parameter is compressed if it shrinks by more than this; vectors never are.
-        warm_start: begin each step with the factors of the step before, else with random ones.
-        error_feedback: keep what the approximation left out and add it to the next gradient.
-        seed: of the first factors; same on every rank.
-        group: process group; ``None`` is the default group. That of DDP.
+        module: the module that DDP wraps; its parameters have residuals and factors by name.
+        rank: rank of the approximation, at most the sides of a matrix; a higher rank is more exact and sends more.
+        start_step: number of first steps that use the plain mean, because early gradients change fast.
+        min_compression: a parameter is compressed if it shrinks by more than this factor; vectors never are.
+        warm_start: begin each step with the factors of the previous step; otherwise with random ones.
+        error_feedback: keep the error of the approximation and add it to the next gradient.
+        seed: seed of the first factors; same on every rank.
+        group: the process group of DDP; ``None`` is the default group.
 
     Raises:
-        TypeError: ``module`` is no module, or has complex parameters.
-        ValueError: ``rank`` below 1, ``start_step`` below 0, ``min_compression`` not positive; no parameter requires a
-            gradient.
+        TypeError: ``module`` is not a module, or has complex parameters.
+        ValueError: ``rank`` is below 1, ``start_step`` is below 0 or ``min_compression`` is not positive; no parameter
+            requires a gradient.
     """
 
     same_on_every_rank = (
@@ -79,18 +79,18 @@ class PowerSGDState:
         self._begun: list[_Bucket] = []
 
     def compresses(self, parameter: Tensor) -> bool:
-        """Is this parameter sent as factors? Its matrix has its first dimension as rows."""
+        """Return whether this parameter is sent as factors. The first dimension gives the rows of its matrix."""
         if parameter.dim() < 2 or not parameter.numel():
             return False
         rows, columns = _sides(parameter)
         return parameter.numel() > self.min_compression * (rows + columns) * min(self.rank, rows, columns)
 
     def scale_residuals(self, factor: float) -> None:
-        """Multiply what is kept: by the ratio of the scales, when a loss scaler changes its own."""
+        """Multiply the residuals by ``factor``: the ratio of the scales when a loss scaler changes its scale."""
         self.residuals.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """For this rank's checkpoint; plain values and tensors, so that ``weights_only=True`` reads it."""
+        """Return the state for this rank's checkpoint: plain values and tensors that ``weights_only=True`` can read."""
         who = members("PowerSGDState", self.group)
         return {
             "rank": who.rank,
@@ -102,10 +102,10 @@ class PowerSGDState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank saved.
+        """Continue from the state that this rank saved.
 
         Raises:
-            ValueError: it was saved on another rank or world size, with another ``rank``, or for another model.
+            ValueError: the state was saved on another rank or world size, with another ``rank``, or for another model.
         """
         self.residuals.require_place(state, self.group)
         if state["approximation"] != self.rank:
@@ -118,14 +118,14 @@ class PowerSGDState:
         self.step = int(state["step"])
 
     def _factor(self, parameter: Tensor) -> Tensor:
-        """Q of this step: columns x rank."""
+        """Return the factor Q of this step, of shape columns x rank."""
         name = self.residuals.name(parameter)
         if self.warm_start and name in self._factors:
             return self._factors[name].to(parameter.device)
         rows, columns = _sides(parameter)
         place = list(self.residuals.parameters).index(name)
         step = 0 if self.warm_start else self.step
-        # the generator reads 32 bits of its seed
+        # The generator reads only 32 bits of its seed, so the seed is a hash of 4 bytes.
         seed = hashlib.blake2b(f"{self.seed} {step} {place}".encode(), digest_size=4).digest()
         draws = torch.Generator().manual_seed(int.from_bytes(seed))
         dtype = sum_dtype(parameter.dtype)
@@ -135,7 +135,7 @@ class PowerSGDState:
 
 @dataclass
 class _Matrix:
-    """One compressed parameter: its gradient with the residual, and the factors so far."""
+    """One compressed parameter: its gradient plus the residual, and the factors computed so far."""
 
     parameter: Tensor
     grad: Tensor
@@ -149,7 +149,7 @@ class _Matrix:
 
 @dataclass
 class _Bucket:
-    """A bucket whose first phase is on its way."""
+    """A bucket whose first phase is posted."""
 
     buffer: Tensor
     plain: list[Tensor]
@@ -160,32 +160,33 @@ class _Bucket:
 
 
 def power_sgd(state: PowerSGDState, bucket: Bucket) -> torch.futures.Future[Tensor]:
-    """The mean of the gradients, each matrix M approximated by ``P @ Q.T`` of the state's rank.
+    """Return the mean of the gradients, each matrix M approximated by ``P @ Q.T`` of the state's rank.
 
     With G the gradient plus the residual: P = mean of G Q over ranks, made orthonormal; then Q = mean of ``G.T @ P``.
-    The residual of a rank is ``G - P @ P.T @ G``. For each rank, what was sent so far plus the residual is the sum of
-    the gradients so far, up to round-off. Vectors, and matrices that would not shrink, are averaged as they are.
-    Computed in float32 for float16 and bfloat16. Which bucket a parameter is in does not matter, up to round-off.
+    The residual of a rank is ``G - P @ P.T @ G``. For each rank, the sum of all sent values plus the residual equals
+    the sum of all gradients, up to round-off. Vectors, and matrices that would not shrink, are averaged without
+    compression. float16 and bfloat16 are computed in float32. The assignment of parameters to buckets does not change
+    the result, up to round-off.
 
-    **Order.** The first phase of a bucket (its P, and what is not compressed, in one all_reduce) starts when DDP hands
-    the bucket over, while backward goes on; the second phase of all buckets is one all_reduce (for each dtype), with
-    the last bucket. DDP hands buckets over in one order on all ranks, and nothing is started when an operation happens
-    to complete: so ranks cannot meet in different operations. (torch's hook starts P and Q in callbacks: with two
-    buckets it hangs on gloo.)
+    **Order.** The first phase of a bucket is one all_reduce of its P and its uncompressed gradients. It starts when DDP
+    passes the bucket, during backward. The second phase of all buckets is one all_reduce for each dtype, with the last
+    bucket. DDP passes buckets in the same order on all ranks, and no operation is posted at the completion of another
+    one. So the operations of all ranks always match. (torch's hook posts P and Q in callbacks: with two buckets it
+    hangs on gloo.)
 
-    A matrix whose gradient is zero on this rank contributes nothing and keeps its residual: where it is zero or None on
-    every rank, DDP may drop what arrives. Where P or Q has a NaN or inf, every rank gets NaN for the whole matrix, so
-    that a loss scaler skips the step everywhere, and keeps residual and factors from before the step.
+    A matrix whose gradient is zero on this rank contributes nothing and keeps its residual. The reason: if it is zero
+    or None on every rank, DDP may drop the result. If P or Q has a NaN or inf, every rank gets NaN for the whole
+    matrix, so that a loss scaler skips the step everywhere. The residual and the factors then stay as before the step.
 
     Args:
         state: made on every rank with the same arguments.
-        bucket: what DDP hands to its hook.
+        bucket: the bucket that DDP passes to its hook.
 
     Returns:
-        A future of the bucket's buffer with the mean in it; all of a step are done with the last.
+        A future of the bucket's buffer, which then holds the mean. All futures of a step complete with the last bucket.
 
     Raises:
-        TypeError: ``state`` is no :class:`PowerSGDState`.
+        TypeError: ``state`` is not a :class:`PowerSGDState`.
         ValueError: the bucket has a parameter that the state's module does not have.
 
     Example:
@@ -207,7 +208,7 @@ def power_sgd(state: PowerSGDState, bucket: Bucket) -> torch.futures.Future[Tens
         raise TypeError(f"power_sgd takes a PowerSGDState as its state, got {type(state).__name__}")
     world_size = members("power_sgd", state.group).world_size
     if bucket.index() == 0:
-        state._begun = []  # a backward pass that failed may have left some
+        state._begun = []  # a failed backward pass may have left buckets
     compressing = state.step >= state.start_step
     begun = _first_phase(state, bucket, compressing)
     if not bucket.is_last():
@@ -223,7 +224,7 @@ def _first_phase(state: PowerSGDState, bucket: Bucket, compressing: bool) -> _Bu
     plain, matrices = [], []
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         if not compressing or not state.compresses(parameter):
-            state.residuals.name(parameter)  # knows it, or raises
+            state.residuals.name(parameter)  # raises if the parameter is unknown
             plain.append(grad)
             continue
         sides = _sides(parameter)
@@ -242,7 +243,7 @@ def _first_phase(state: PowerSGDState, bucket: Bucket, compressing: bool) -> _Bu
 
 
 def _second_phase(state: PowerSGDState, world_size: int) -> None:
-    """Wait for the first phases in order, send all Q, and write every bucket."""
+    """Wait for the first phases in order, send all Q, and write the result into every bucket."""
     buckets, state._begun = state._begun, []
     for begun in buckets:
         begun.work.wait()
@@ -278,7 +279,7 @@ def _mean_of_rights(state: PowerSGDState, matrices: list[_Matrix], world_size: i
         finite = matrix.finite & torch.isfinite(mean).all()
         approximation = matrix.left @ torch.where(finite, mean, torch.nan).mH
         matrix.grad.copy_(approximation.view(matrix.grad.shape))
-        if state.error_feedback:  # of what is not used, mine is zero, and the residual stays
+        if state.error_feedback:  # for an unused matrix `mine` is zero, so its residual does not change
             rest = torch.addmm(matrix.whole, matrix.left, mine.mH, alpha=-1).reshape(-1)
             state.residuals.keep(matrix.parameter, _chosen(finite, rest, state.residuals.of(matrix.parameter)))
         if state.warm_start:
@@ -287,12 +288,12 @@ def _mean_of_rights(state: PowerSGDState, matrices: list[_Matrix], world_size: i
 
 
 def _chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """``torch.where`` with a single condition; no pass over the tensors where looking at it costs nothing."""
+    """Return ``torch.where`` of a single condition. On the CPU, read the condition instead of copying a tensor."""
     if condition.device.type == "cpu":
         return one if condition else other
     return torch.where(condition, one, other)
 
 
 def _sides(parameter: Tensor) -> tuple[int, int]:
-    """Rows and columns of a parameter as a matrix."""
+    """Return the rows and columns of a parameter as a matrix."""
     return parameter.shape[0], parameter.numel() // parameter.shape[0]

@@ -1,4 +1,7 @@
-"""What a lossy hook has not sent yet, by parameter, so that it does not matter which bucket a parameter is in."""
+"""The residuals of a lossy hook: for each parameter, the part of its gradients that was not sent yet.
+
+Residuals are kept by parameter, so the assignment of parameters to buckets does not matter.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ __all__ = ["Residuals"]
 
 
 class Residuals:
-    """One vector for each parameter, at first zero; float32 for float16 and bfloat16 parameters.
+    """One vector for each parameter, initially zero; float32 for float16 and bfloat16 parameters.
 
-    DDP makes its buckets anew after the first step, and other bucket sizes must not change what is computed: so nothing
-    is kept by bucket.
+    DDP makes new buckets after the first step, and another bucket size must not change the result. So no residual is
+    kept by bucket.
 
     Args:
-        caller: the name of the state that they belong to, for messages.
-        module: what DDP wraps, or the wrapper.
+        caller: the name of the state that holds the residuals, for messages.
+        module: the module that DDP wraps, or the wrapper.
     """
 
     def __init__(self, caller: str, module: nn.Module) -> None:
@@ -36,13 +39,13 @@ class Residuals:
         if not self.parameters:
             raise ValueError(f"{caller} got an empty model: no parameter requires a gradient")
         for name, p in self.parameters.items():
-            if p.is_complex():  # torch's buckets show half of the numbers of such a gradient
+            if p.is_complex():  # torch's buckets expose only half of the numbers of a complex gradient
                 raise TypeError(f"{caller} compresses real gradients, {name!r} is {p.dtype}; use another hook for it")
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._held: dict[str, Tensor] = {}
 
     def name(self, parameter: Tensor) -> str:
-        """What ``module`` calls a parameter of a bucket."""
+        """Return the name in ``module`` of a parameter of a bucket."""
         if id(parameter) not in self._names:
             raise ValueError(
                 f"{self.caller} does not know a parameter of shape {tuple(parameter.shape)} that is in a bucket; "
@@ -51,24 +54,27 @@ class Residuals:
         return self._names[id(parameter)]
 
     def of(self, parameter: Tensor) -> Tensor:
-        """The residual of a parameter, flat, on its device."""
+        """Return the residual of a parameter, flat, on the parameter's device."""
         held = self._held.get(self.name(parameter))
         if held is None:
             return torch.zeros(parameter.numel(), dtype=sum_dtype(parameter.dtype), device=parameter.device)
         return held.to(parameter.device)
 
     def keep(self, parameter: Tensor, residual: Tensor) -> None:
+        """Store ``residual`` as the residual of ``parameter``."""
         self._held[self.name(parameter)] = residual.detach()
 
     def scale(self, factor: float) -> None:
+        """Multiply every residual by ``factor``."""
         for residual in self._held.values():
             residual.mul_(factor)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies with the shapes of their parameters."""
+        """Return copies of the residuals, with the shapes of their parameters."""
         return {name: held.clone().view(self.parameters[name].shape) for name, held in self._held.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Replace all residuals by copies of the saved ones. Raise ValueError if one fits no parameter."""
         self.require(state)
         self._held = {
             name: tensor.detach().clone().reshape(-1).to(sum_dtype(self.parameters[name].dtype))
@@ -76,7 +82,7 @@ class Residuals:
         }
 
     def require(self, state: Mapping[str, Tensor]) -> None:
-        """ValueError where a saved residual fits no parameter."""
+        """Raise ValueError if a saved residual fits no parameter."""
         for name, tensor in state.items():
             if name not in self.parameters:
                 raise ValueError(f"{self.caller} got a saved residual of {name!r}, the model has no such parameter")
@@ -87,7 +93,7 @@ class Residuals:
                 )
 
     def require_place(self, saved: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
-        """ValueError where a state was saved by another rank, or in a group of another size."""
+        """Raise ValueError if a state was saved by another rank, or in a group of another size."""
         who = members(self.caller, group)
         if (saved["rank"], saved["world_size"]) != (who.rank, who.world_size):
             raise ValueError(

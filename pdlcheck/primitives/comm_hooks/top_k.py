@@ -1,6 +1,6 @@
-"""Only the largest entries travel; what stays behind is added to the next gradient."""
+"""Top-k compression: only the largest entries travel; the rest is added to the next gradient."""
 
-# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types themselves.
+# No `from __future__ import annotations`: DDP compares the hooks' annotations with the types, not with their names.
 
 import math
 from collections.abc import Mapping
@@ -18,21 +18,21 @@ from pdlcheck.primitives.flat import sum_dtype
 
 __all__ = ["TopKState", "top_k"]
 
-ALIGNMENT = 16  # bytes: a part of a message can be read as numbers of any dtype
+ALIGNMENT = 16  # bytes, so that a part of a message can be read as numbers of any dtype
 
 
 class TopKState:
-    """What :func:`top_k` keeps between steps, on each rank its own.
+    """The state of :func:`top_k` between steps, separate on each rank.
 
     Args:
-        module: what DDP wraps; its parameters have residuals by name.
-        ratio: the part of each parameter's entries that travels, above 0 and at most 1; at least one entry does.
-        error_feedback: keep what did not travel and add it to the next gradient. Without, it is lost, and training
-            follows another gradient.
-        group: process group; ``None`` is the default group. That of DDP.
+        module: the module that DDP wraps; its parameters have residuals by name.
+        ratio: the share of each parameter's entries that travels, above 0 and at most 1; at least one entry travels.
+        error_feedback: keep the entries that did not travel and add them to the next gradient. Otherwise they are lost,
+            and training follows a different gradient.
+        group: the process group of DDP; ``None`` is the default group.
 
     Raises:
-        TypeError: ``module`` is no module, or has complex parameters.
+        TypeError: ``module`` is not a module, or has complex parameters.
         ValueError: ``ratio`` is outside (0, 1]; no parameter requires a gradient.
     """
 
@@ -54,53 +54,53 @@ class TopKState:
         self.group = group
 
     def entries(self, numel: int) -> int:
-        """How many of ``numel`` entries travel."""
+        """Return how many of ``numel`` entries travel."""
         return min(numel, max(1, math.ceil(self.ratio * numel)))
 
     def scale_residuals(self, factor: float) -> None:
-        """Multiply what is kept: by the ratio of the scales, when a loss scaler changes its own."""
+        """Multiply the residuals by ``factor``: the ratio of the scales when a loss scaler changes its scale."""
         self.residuals.scale(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """For this rank's checkpoint; plain values and tensors, so that ``weights_only=True`` reads it."""
+        """Return the state for this rank's checkpoint: plain values and tensors that ``weights_only=True`` can read."""
         who = members("TopKState", self.group)
         return {"rank": who.rank, "world_size": who.world_size, "residuals": self.residuals.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank saved.
+        """Continue from the state that this rank saved.
 
         Raises:
-            ValueError: it was saved on another rank or world size, or for another model.
+            ValueError: the state was saved on another rank or world size, or for another model.
         """
         self.residuals.require_place(state, self.group)
         self.residuals.load_state_dict(state["residuals"])
 
 
 def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
-    """The mean over ranks of each rank's largest entries: of its gradient and of what it has not sent before.
+    """Return the mean over ranks of each rank's largest entries, taken from its gradient plus its residual.
 
-    Each rank sends, of each parameter, the entries of largest magnitude with their places, in one all_gather a bucket;
-    all ranks add them up in the order of the ranks, so that replicas stay equal bit for bit. For each rank and entry,
-    what was sent so far plus the residual is the sum of the gradients so far, up to the round-off of one addition a
-    step. Which bucket a parameter is in does not matter. float16 and bfloat16 gradients are kept, sent and summed in
-    float32, and rounded once.
+    For each parameter, each rank sends the entries of largest magnitude and their places, in one all_gather for each
+    bucket. All ranks add them in the order of the ranks, so replicas stay equal bit for bit. For each rank and entry,
+    the sum of all sent values plus the residual equals the sum of all gradients, up to the round-off of one addition
+    for each step. The assignment of parameters to buckets does not matter. float16 and bfloat16 gradients are kept,
+    sent and summed in float32, and rounded once.
 
-    A parameter whose gradient is zero on this rank sends nothing and keeps its residual: where it is zero or None on
-    every rank, DDP may drop what arrives. Where the result has a NaN or inf, every rank gets it, so that a loss scaler
-    skips the step everywhere, and keeps the residuals of this bucket from before the step.
+    A parameter whose gradient is zero on this rank sends nothing and keeps its residual. The reason: if it is zero or
+    None on every rank, DDP may drop the result. If the result has a NaN or inf, every rank gets it, so that a loss
+    scaler skips the step everywhere. The residuals of this bucket then stay as before the step.
 
-    Bytes that a rank sends: about ``ratio * numel * (itemsize + 4)`` to each other one; a ring all_reduce takes
-    ``2 * numel * itemsize``. So it pays where ``ratio * world_size`` is well below 1.
+    A rank sends about ``ratio * numel * (itemsize + 4)`` bytes to each other rank; a ring all_reduce takes ``2 * numel
+    * itemsize``. So the hook saves bytes if ``ratio * world_size`` is well below 1.
 
     Args:
         state: made on every rank with the same arguments.
-        bucket: what DDP hands to its hook.
+        bucket: the bucket that DDP passes to its hook.
 
     Returns:
-        A future of the bucket's buffer with the mean in it.
+        A future of the bucket's buffer, which then holds the mean.
 
     Raises:
-        TypeError: ``state`` is no :class:`TopKState`.
+        TypeError: ``state`` is not a :class:`TopKState`.
         ValueError: the bucket has a parameter that the state's module does not have.
 
     Example:
@@ -162,7 +162,7 @@ def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
 
 
 def _packed(values: Tensor, places: Tensor) -> Tensor:
-    """One message of bytes; its length lets the next one in a buffer be read as numbers."""
+    """Return one message of bytes, padded so that the next message in a buffer can be read as numbers."""
     parts = [values.view(torch.uint8), places.view(torch.uint8)]
     rest = -sum(map(len, parts)) % ALIGNMENT
     return torch.cat([*parts, parts[0].new_zeros(rest)])

@@ -1,4 +1,4 @@
-"""A model on several devices: by replicas in one process, or by a replica in each process."""
+"""Data parallelism on several devices: replicas in one process, or one replica in each process."""
 
 from pdlcheck.primitives.data_parallel.distributed import DistributedDataParallel
 from pdlcheck.primitives.data_parallel.memory import WorkerMemory, memory_by_worker

@@ -1,4 +1,4 @@
-"""Ranks compare what they hold, and all of them raise the same error."""
+"""Comparison of models and options between ranks; all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["raise_together", "require_alike"]
 def require_alike(
     caller: str, tensors: Mapping[str, Tensor], options: Mapping[str, object], problem: str | None, who: Members
 ) -> None:
-    """Every rank must have the same names, shapes, dtypes, strides and options in the same order.
+    """Raise ValueError unless every rank has the same names, shapes, dtypes, strides and options in the same order.
 
     Args:
-        caller: who asks.
+        caller: the name of the calling function or class, for the error text.
         tensors: parameters and buffers of this rank.
-        options: by name; what they are compared by is their text.
-        problem: what is wrong on this rank already; raised on all of them.
+        options: options by name; they are compared by their text.
+        problem: an error already found on this rank; raised on every rank.
         who: the ranks.
     """
     rows = [(f"{name!r}", _text(tensor)) for name, tensor in tensors.items()]
@@ -42,7 +42,7 @@ def require_alike(
 
 
 def raise_together(caller: str, problems: Sequence[str], who: Members) -> None:
-    """Raise on every rank what is wrong on some; called on all of them, also where ``problems`` is empty."""
+    """Raise the first problem of any rank on every rank. Every rank must call it, even if its ``problems`` is empty."""
     _raise_first(caller, exchange(None, RuntimeError(problems[0]) if problems else None, who.group), who)
 
 

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and in which order."""
+"""The assignment of gradients to buckets, and its order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def assign_buckets(
     reduce_dtype: torch.dtype | None = None,
     sparse: Collection[int] = (),
 ) -> list[Bucket]:
-    """Buckets that were closed when they held as much as was asked for, in the order of their last parameters.
+    """Return buckets, each closed when it reaches its cap, in the order of their last parameters.
 
     Args:
-        params: in the order in which their gradients become ready.
-        bucket_caps: bytes that close the first bucket of a dtype on a device, the second, ..., and every one after
-            the last. The first one is small, so that communication begins early.
-        reduce_dtype: dtype of the buffers for float16 and bfloat16; None is their own.
-        sparse: ids of the parameters whose gradients are sparse; each has a bucket to itself.
+        params: the parameters, in the order in which their gradients become ready.
+        bucket_caps: bytes that close the first bucket of a dtype on a device, the second, ...; the last entry holds for
+            all further buckets. The first one is small, so that communication begins early.
+        reduce_dtype: dtype of the buffers for float16 and bfloat16; None keeps the dtype of the gradients.
+        sparse: ids of the parameters with sparse gradients; each of them has a bucket of its own.
     """
     kinds: dict[tuple[torch.dtype, torch.device], tuple[int, list[int]]] = {}
     closed: list[tuple[torch.dtype, list[int]]] = []

@@ -1,4 +1,4 @@
-"""What was changed in a module since it was wrapped: the hooks and buckets were made for what it held then."""
+"""Changes of a module after it was wrapped. Hooks and buckets fit only the parameters at the time of wrapping."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Kind = tuple[torch.dtype, torch.Size, torch.device]
 
 @uncompiled
 class Wrapped:
-    """What ``module`` holds now; later calls say what became different. Cheap, as each step asks.
+    """The contents of ``module`` at construction; its methods report later changes. Each step calls it, so it is cheap.
 
     Args:
-        module: what is wrapped.
-        ignored: names of parameters and buffers that are none of the wrapper's business.
-        since: after what a change is one.
+        module: the wrapped module.
+        ignored: names of parameters and buffers that the wrapper does not handle.
+        since: the event after which a change counts, for messages.
     """
 
     def __init__(self, module: nn.Module, ignored: set[str], since: str = "wrapping") -> None:
@@ -41,15 +41,15 @@ class Wrapped:
         self._kinds = _kinds(self.buffers())
 
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers that the module holds now."""
+        """Return the buffers that the module holds now."""
         if not self._has_buffers:
             return {}
         return {n: b for n, b in self._module.named_buffers() if n not in self._ignored}
 
     def change(self) -> str | None:
-        """The first change to the parameters, in words; None if there is none.
+        """Return a description of the first change to the parameters, or None.
 
-        A parameter that was frozen or replaced gets no gradient, so :meth:`first_change` is asked there again.
+        A parameter that was frozen or replaced gets no gradient. The reducer then calls :meth:`first_change`.
         """
         if not self.moved() and not any(p.requires_grad for p in self._frozen):
             return None
@@ -59,30 +59,30 @@ class Wrapped:
         return change
 
     def moved(self) -> bool:
-        """Whether parameters or submodules are others, or parameters lie elsewhere, than before."""
+        """Return whether parameters or submodules were exchanged, or parameters have another address."""
         return self._ids_now() != self._ids or self._pointers_now() != self._pointers
 
     def accept(self) -> None:
-        """Take where they are now for unchanged."""
+        """Record the current objects and addresses as unchanged."""
         self._ids, self._pointers = self._ids_now(), self._pointers_now()
 
     def first_change(self) -> str | None:
-        """The same, looking at everything."""
+        """Return a description of the first change, or None, after comparing every parameter."""
         change = next(chain(self.others(), (text for _, _, text in self.looks())), None)
         return None if change is None else f"{change}; wrap the module anew"
 
     def _ids_now(self) -> list[int]:
-        """Of all parameters and submodules; lists in C, as each step asks."""
+        """Return the ids of all parameters and submodules. The lists are built in C, because each step calls this."""
         return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
 
     def _pointers_now(self) -> list[int]:
-        """Where the parameters lie: elsewhere after a cast, a move, or most resizing."""
+        """Return the addresses of the parameters; they change after a cast, a move, or most resizing."""
         return [*map(Tensor.data_ptr, self._held)]
 
     def buffers_to_take(self) -> tuple[list[Tensor], str | None]:
-        """The buffers in the order that they had at wrapping, and the first change to one of them, in words.
+        """Return the buffers in their order at wrapping, and a description of the first change to one of them, or None.
 
-        Zeros stand in for one that is not what it was: the message that the others wait for is the same.
+        Zeros replace a changed buffer, so that the message has the size that the other ranks expect.
         """
         now = self.buffers()
         kinds = _kinds(now)
@@ -97,7 +97,7 @@ class Wrapped:
         return taken, f"buffer {name!r} was {before}, it is {after} now; wrap the module anew"
 
     def others(self) -> Iterator[str]:
-        """Parameters that are not those of before, in words."""
+        """Yield a description of each parameter that was tied, moved, removed, replaced or added."""
         now: dict[str, Parameter] = {n: p for n, p in self._module.named_parameters() if n not in self._ignored}
         everywhere = {n: p for n, p in self._module.named_parameters(remove_duplicate=False) if n not in self._ignored}
         known = {id(param): name for name, param in self.parameters.items()}
@@ -117,7 +117,7 @@ class Wrapped:
                 yield f"parameter {name!r} was added after {self._since}"
 
     def looks(self) -> Iterator[tuple[str, str, str]]:
-        """Parameters that are no longer as they were: the name, the attribute, and both in words."""
+        """Yield, for each changed attribute of a parameter: the parameter's name, the attribute, and a description."""
         for (name, param), before in zip(self.parameters.items(), self._looks, strict=True):
             requires_grad, dtype, shape, device = before
             after = f"after {self._since}"

@@ -1,4 +1,4 @@
-"""A replica in each process whose gradients are those of one process on all samples."""
+"""A data parallel replica in each process, with the gradients of one process on all samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _get_device_index  # how torch's own wrappers read device_ids
+from torch._utils import _get_device_index  # torch's own wrappers read device_ids with it
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map  # what torch's own wrappers walk inputs with
+from torch.utils._pytree import tree_map  # torch's own wrappers walk inputs with it
 
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.broadcasts import broadcast_tensors
@@ -37,76 +37,79 @@ from pdlcheck.uncompiled import uncompiled, uncompiled_frame
 __all__ = ["DistributedDataParallel"]
 
 ME = "DistributedDataParallel"
-IGNORED = "_ddp_params_and_buffers_to_ignore"  # the attribute by which a module names what is not to be touched
+IGNORED = "_ddp_params_and_buffers_to_ignore"  # a module's attribute: names that the wrapper ignores
 
 
 class Owner:
-    """The wrapper and the graphs that came from it share one; when the last of them is gone, so are the hooks."""
+    """An object that the wrapper and its graphs share; the hooks are removed when the last of them is gone."""
 
 
 class DistributedDataParallel(nn.Module, Joinable):
-    """Wrap ``module`` so that backward leaves the mean of the gradients over ranks, and replicas stay alike.
+    """A wrapper of ``module``: backward leaves the mean of the gradients over ranks, and replicas stay equal.
 
-    A drop-in for ``torch.nn.parallel.DistributedDataParallel``: same arguments, ``module.`` prefix in the
-    state_dict, ``no_sync()``, ``join()``, ``register_comm_hook``. At construction ranks compare their models and
-    take rank 0's parameters and buffers. Gradients are reduced in buckets while backward is under way, in the
-    order in which they became ready in the first backward pass on rank 0.
+    It can replace ``torch.nn.parallel.DistributedDataParallel``: same arguments, ``module.`` prefix in the state_dict,
+    ``no_sync()``, ``join()``, ``register_comm_hook``. At construction ranks compare their models and copy rank 0's
+    parameters and buffers. Gradients are reduced in buckets during backward, in the order in which they became ready in
+    the first backward pass on rank 0.
 
-    What differs from torch's:
+    Differences from torch's wrapper:
 
-    * Every backward pass through an output is synchronised, also the second one of an iteration, and none of a
-      forward pass in ``no_sync()``, whatever ran in between.
-    * A backward pass that comes to no output, such as that of a penalty alone, is synchronised if it is the first one
-      after a forward pass. Where it leaves the parameters out by which that is seen, the next forward pass raises.
-    * A parameter without a gradient, or a module that was changed after wrapping, is an error at the end of that
-      backward pass, on every rank, that names it; torch's comes with the next forward pass, or never. So is a buffer
-      that has another shape or dtype than when it was wrapped, which torch's takes where all ranks have it. On devices
-      other than CPU, where the host would have to wait for the answer, only ranks that see it themselves raise, but in
-      the first pass.
-    * Values that are changed on one rank alone after wrapping are not seen, as with torch's: the replicas differ then.
-    * A parameter that no rank has a gradient for keeps None; with ``find_unused_parameters`` this takes no
-      message of its own.
+    * Every backward pass through an output is synchronised, including a second one in the same iteration. The exception
+      is the output of a forward pass in ``no_sync()``, whatever ran in between.
+    * A backward pass that reaches no output, such as that of a penalty alone, is synchronised if it is the first one
+      after a forward pass. If it also leaves out the parameters that reveal it, the next forward pass raises.
+    * A parameter without a gradient, or a module that was changed after wrapping, is an error. Every rank raises it at
+      the end of that backward pass, with the name. torch's wrapper raises in the next forward pass, or never. The same
+      holds for a buffer with another shape or dtype than at wrapping; torch accepts it if all ranks have it. On devices
+      other than CPU, the host would have to wait for the answer. So after the first pass only the ranks that detect the
+      error themselves raise.
+    * A value that is changed on one rank only, after wrapping, is not detected, as in torch: the replicas then differ.
+    * A parameter without a gradient on any rank keeps None; with ``find_unused_parameters`` this needs no extra
+      message.
     * ``torch.autograd.grad`` does not communicate.
-    * Gradients of embeddings with ``sparse=True`` are sparse, as with torch's, and only rows that a rank has looked up
-      travel; a communication hook does not see them. A table that is the weight of a dense layer, too, has a dense
-      gradient where that layer is used.
-    * It is no subclass of torch's, and has no ``reducer``, ``logger``, ``scatter``, ``gather`` or ``to_kwargs``.
+    * Gradients of embeddings with ``sparse=True`` are sparse, as in torch. Only rows that a rank has looked up travel;
+      a communication hook does not receive them. A table that is also the weight of a dense layer has a dense gradient
+      where that layer is used.
+    * It is not a subclass of torch's wrapper, and has no ``reducer``, ``logger``, ``scatter``, ``gather`` or
+      ``to_kwargs``.
     * It cannot be pickled; save ``module`` or the ``state_dict()``.
 
     Args:
         module: same parameters and buffers (shape, dtype, strides, order) on every rank. Names in its attribute
-            ``_ddp_params_and_buffers_to_ignore`` are left alone.
-        device_ids: of a module on one GPU: a list of it, to which inputs are moved; or None.
-        output_device: taken beside ``device_ids``; outputs stay where the module makes them.
+            ``_ddp_params_and_buffers_to_ignore`` are ignored.
+        device_ids: for a module on one GPU, a list with that GPU, to which inputs are moved; or None.
+        output_device: accepted with ``device_ids``; outputs stay on the device where the module makes them.
         dim: kept as an attribute.
-        broadcast_buffers: take the buffers of rank 0 at construction, and in forward passes: the first one, and each
-            that follows one whose backward pass is to be synchronised. So the passes of an evaluation, of which ranks
-            may have different numbers, take them once. None is True, as in torch. ``forward_sync_buffers``, if given,
-            decides about forward passes alone.
-        init_sync: compare models and broadcast at construction; without, the caller must see to it.
-        process_group: None is the default group. A ``device_mesh`` of one dimension may stand in its place.
+        broadcast_buffers: copy the buffers of rank 0 at construction and in some forward passes: the first one, and
+            each that follows one whose backward pass is to be synchronised. So the forward passes of an evaluation,
+            whose number may differ between ranks, copy them once. None is True, as in torch. ``forward_sync_buffers``,
+            if given, decides about forward passes.
+        init_sync: compare models and broadcast at construction; otherwise the caller must make the models equal.
+        process_group: None is the default group. A ``device_mesh`` of one dimension may replace it.
         bucket_cap_mb: a bucket is closed when it holds this many MiB; None is 25.
         bucket_cap_mb_list: the same for the first bucket, the second, ...; the last entry holds for all that follow.
-        first_bucket_mb: the same for the first bucket where there is no list, so that communication begins early.
-        find_unused_parameters: parameters may stay without a gradient in a pass, others on each rank.
+        first_bucket_mb: the same for the first bucket if there is no list, so that communication begins early.
+        find_unused_parameters: parameters may stay without a gradient in a pass, different ones on each rank.
         gradient_as_bucket_view: gradients are views of the buckets, which saves their memory and a copy.
-        static_graph: every pass is like the first one; parameters may be unused, or used several times by
-            re-entrant checkpointing.
-        check_reduction, skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: taken, and without
-            effect: gradients that are not large are copied together in any case, those that no rank has travel as
-            zeros, and buckets are kept from pass to pass.
-        delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision: None.
+        static_graph: every pass is like the first one; parameters may be unused, or used several times by re-entrant
+            checkpointing.
+        check_reduction, skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: accepted without
+            effect. Small gradients are always copied together, gradients that no rank has travel as zeros, and buckets
+            are kept from pass to pass.
+        delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision: must be None.
         reduce_dtype: dtype in which float16 and bfloat16 gradients are divided and summed, such as torch.float32. None
-            is their own, as with torch's: bfloat16 parameters are then reduced in bfloat16, each sum with its 8 bits.
+            keeps their dtype, as in torch: bfloat16 gradients are then reduced in bfloat16, and each sum is rounded to
+            8 bits.
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: no parameter requires a gradient; a lazy, expanded or DTensor; a sparse embedding on mpi or nccl,
-            which make no such sums; bucket sizes that are not positive; several devices, or some for a module that is
-            not on one GPU; an argument that must be None; a mesh of several dimensions, or beside a group; models or
-            options that differ between ranks; in backward, communication hooks that differ. The same on every rank.
-        RuntimeError: in backward, see above; a second communication hook, or one that returns something other than a
-            future of as many numbers as its bucket has.
+        ValueError: no parameter requires a gradient; a parameter is lazy, expanded or a DTensor; a sparse embedding on
+            mpi or nccl, which cannot sum it; bucket sizes that are not positive; several devices, or a device for a
+            module that is not on one GPU; an argument that must be None; a mesh of several dimensions, or a mesh
+            together with a group; models or options that differ between ranks; in backward, communication hooks that
+            differ. The same on every rank.
+        RuntimeError: in backward, see above; a second communication hook; or a hook that does not return a future with
+            as many numbers as its bucket has.
 
     Example:
         >>> def step():
@@ -117,8 +120,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         >>> world.run(step, world_size=2)
         [1.5, 1.5]
 
-    Source: S. Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13
-    (2020).
+    Source: S. Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.batched_grad_copy = batched_grad_copy
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.mixed_precision = mixed_precision
-        if device_mesh is not None:  # else there is no such attribute, as with torch's
+        if device_mesh is not None:  # otherwise the attribute does not exist, as in torch
             self.device_mesh = device_mesh
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self._who = who
@@ -233,7 +235,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @uncompiled_frame
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module; what it returns leads to a backward pass that is synchronised, but in ``no_sync()``."""
+        """Call the module. A backward pass from its output is synchronised, except in ``no_sync()``."""
         reducer = self._reducer
         reducer.prepare()
         syncs = self.require_backward_grad_sync and torch.is_grad_enabled()
@@ -254,7 +256,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             output = self.module(*inputs, **kwargs)
         except Exception:
             if change is not None:
-                reducer.shadow()  # raises, and on the ranks that come to their backward passes too
+                reducer.shadow()  # raises here, and in the backward passes of the other ranks
             raise
         if syncs:
             if not reducer.expect(output, self._owner) and change is not None:
@@ -265,7 +267,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes of forward passes in this context add to the local gradients only.
+        """Add to the local gradients only, in backward passes of forward passes in this context.
 
         The next backward pass outside averages all that has been added.
         """
@@ -278,18 +280,18 @@ class DistributedDataParallel(nn.Module, Joinable):
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Reduce each bucket by ``hook(state, bucket)``, which returns a future of the reduced buffer.
 
-        The hook divides by the number of ranks itself. Hooks of ``torch.distributed.algorithms.ddp_comm_hooks``
-        fit. It is called for one bucket after the other in the same order on every rank; what it communicates in
-        callbacks of futures has no such order (see docs/findings/powersgd.md).
+        The hook must divide by the number of ranks itself. Hooks of ``torch.distributed.algorithms.ddp_comm_hooks``
+        work. The hook is called for the buckets one after the other, in the same order on every rank. Operations that
+        it posts in callbacks of futures have no such order (see docs/findings/powersgd.md).
 
-        The next backward pass begins with two messages by which ranks compare their hooks, and raises on all of them
-        where one has none, another one, or other settings: hooks are known by their names, states by the attributes
-        that they list in ``same_on_every_rank``, torch's by their hyper-parameters. (A rank without a hook that has
-        had backward passes before learns of it on CPU only.)
+        The next backward pass begins with two messages by which ranks compare their hooks. Every rank raises if a rank
+        has no hook, another one, or other settings. Hooks are compared by their names. States are compared by the
+        attributes that they list in ``same_on_every_rank``, torch's states by their hyper-parameters. (If a rank
+        without a hook has had backward passes before, it detects this on CPU only.)
 
         Args:
-            state: given to the hook.
-            hook: takes ``state`` and a bucket with the methods of ``torch.distributed.GradBucket``.
+            state: passed to the hook.
+            hook: a function of ``state`` and a bucket with the methods of ``torch.distributed.GradBucket``.
         """
         if not callable(hook):
             raise TypeError(f"{ME}.register_comm_hook takes a function, got {type(hook).__name__}")
@@ -303,15 +305,15 @@ class DistributedDataParallel(nn.Module, Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """A context in which ranks may have different numbers of inputs.
+        """Return a context in which ranks may have different numbers of inputs.
 
-        A rank that leaves the context early takes part in the reductions of the others with zeros. In the context
-        forward passes take the buffers of the last rank that still has inputs, and at the end all take its model.
+        A rank that leaves the context early takes part in the reductions of the others with zeros. In the context,
+        forward passes copy the buffers of the last rank that still has inputs. At the end all ranks copy its model.
 
         Args:
-            divide_by_initial_world_size: divide by all ranks, or else by those that still have inputs. A communication
-                hook divides by itself, whatever is said here.
-            enable: False is an ordinary context, for inputs that are known to be even.
+            divide_by_initial_world_size: divide by the number of all ranks; otherwise by the number of ranks that still
+                have inputs. A communication hook divides by itself, independent of this argument.
+            enable: False makes an ordinary context, for inputs that are known to be even.
             throw_on_early_termination: raise on all ranks as soon as one has no inputs left.
         """
         return Join(
@@ -322,13 +324,13 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """For ``torch.distributed.algorithms.join.Join``."""
+        """Return the hook for ``torch.distributed.algorithms.join.Join``."""
         self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
         return Shadow(self)
 
     @property
     def broadcast_buffers(self) -> bool:
-        """Another name of ``forward_sync_buffers``."""
+        """Return ``forward_sync_buffers``, under its second name."""
         return self.forward_sync_buffers
 
     @broadcast_buffers.setter
@@ -337,23 +339,25 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @property
     def named_module_buffers(self) -> dict[str, Tensor]:
-        """The buffers that forward passes take from rank 0, as they are now."""
+        """Return the current buffers that forward passes copy from rank 0, by name."""
         return self._wrapped.buffers()
 
     @property
     def modules_buffers(self) -> list[Tensor]:
-        """The same without their names."""
+        """Return the buffers of ``named_module_buffers`` without their names."""
         return list(self._wrapped.buffers().values())
 
     @property
     def join_device(self) -> torch.device:
+        """Return the device for the messages of ``Join``."""
         return self.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
+        """Return the process group for ``Join``."""
         return self.process_group
 
-    # -- what torch's has under these names, and documents or other libraries call -------------------
+    # -- methods with the names of torch's wrapper, which torch documents or other libraries call ----
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         return logging_data(self)
@@ -368,8 +372,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         setattr(module, IGNORED, params_and_buffers_to_ignore)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """A wrapper of its own around a copy of the module, in the same mode, with the same module hooks and with what
-        the user has set; nothing is communicated."""
+        """Return a new wrapper around a copy of the module. No communication.
+
+        The copy has the same mode, the same module hooks and the attributes that the user has set.
+        """
         if self._reducer.hook is not None:
             raise TypeError(f"{ME} with a communication hook has state that cannot be copied; copy its .module")
         copied = memo[id(self)] = type(self)(
@@ -391,10 +397,14 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @uncompiled
     def _take_buffers(self) -> str | None:
-        """Returns how those of this rank have changed, in words, after the broadcast that other ranks wait for."""
+        """Broadcast the buffers; then return a description of their change on this rank, or None.
+
+        The broadcast comes first, because the other ranks wait for it.
+        """
         buffers, change = self._wrapped.buffers_to_take()
         if buffers:
-            # a batch norm may run twice before one backward pass, which does not need its running statistics
+            # Autograd must not count this change, so copy into `.data`: a batch norm may run twice before one backward
+            # pass, which does not need its running statistics.
             uncounted = [buffer.data for buffer in buffers]
             broadcast_tensors(uncounted, self._who.at(self._reducer.authority), self.process_group)
         return change

@@ -1,4 +1,4 @@
-"""Ranks compare their communication hooks: what those send must fit together."""
+"""Comparison of communication hooks between ranks: the operations of the hooks must match."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Registered", "require_same_hook", "same_hook"]
 
 Registered = tuple[Any, Hook] | None  # state and hook
 Settings = dict[str, str]
-Told = tuple[str | None, Settings]  # the name of a hook, and what must be the same of it
+Told = tuple[str | None, Settings]  # the name of a hook, and its settings that must be the same on every rank
 
-# Attributes of torch's states that must be the same; others name theirs in same_on_every_rank.
+# Attributes of torch's states that must be the same. Other states list theirs in same_on_every_rank.
 TORCHS = {
     "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.PowerSGDState": (
         "matrix_approximation_rank",
@@ -35,13 +35,13 @@ TORCHS = {
 
 
 def same_hook(registered: Registered, who: Members) -> bool:
-    """Whether all ranks of ``who`` have the same hook, with the same settings; each of them must call."""
+    """Return whether all ranks of ``who`` have the same hook with the same settings. Every rank must call it."""
     told = exchange(_told(registered), None, who.group).values
     return all(one == told[0] for one in told)
 
 
 def require_same_hook(caller: str, registered: Registered, who: Members) -> None:
-    """Raise the same ValueError on every rank where :func:`same_hook` is False."""
+    """Raise the same ValueError on every rank if :func:`same_hook` is False."""
     told = exchange(_told(registered), None, who.group).values
     ranks: dict[str, list[int]] = {}
     for place, one in enumerate(told):
@@ -64,7 +64,7 @@ def _told(registered: Registered) -> Told:
     while isinstance(hook, partial):
         hook = hook.func
     module = getattr(hook, "__module__", None)
-    # the program of a spawned process has another name
+    # A spawned process names its main program "__mp_main__".
     settings = {"module": "__main__" if module == "__mp_main__" else str(module)}
     kind, names = _known(state)
     if names:
@@ -81,7 +81,7 @@ def _known(state: object) -> tuple[str, tuple[str, ...]]:
 
 
 def _words(one: Told, everyone: list[Told]) -> str:
-    """Its name, and the settings that another rank with a hook of that name has not."""
+    """Return the name of a hook, with the settings in which another rank's hook of the same name differs."""
     name, settings = one
     if name is None:
         return "none"

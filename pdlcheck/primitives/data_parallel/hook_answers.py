@@ -1,4 +1,4 @@
-"""A communication hook is asked for each bucket, and must answer with a future of the reduced buffer."""
+"""Calls of a communication hook for each bucket, and checks of the future that it must return."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ CURE = (
 
 
 def name_of(hook: Hook) -> str:
+    """Return the name of ``hook`` for messages."""
     return getattr(hook, "__qualname__", type(hook).__name__)
 
 
 def ask(state: object, hook: Hook, bucket: Bucket, *, is_last: bool) -> str | None:
-    """Call the hook for ``bucket``; returns what is wrong with what it returned, after noting so in the bucket."""
+    """Call the hook for ``bucket``. If its result is not a future, mark the bucket and return the problem."""
     found: object = hook(state, GradBucket(bucket, is_last=is_last))
-    if isinstance(found, torch._C.Future):  # of which torch.futures.Future is a part
+    if isinstance(found, torch._C.Future):  # the base class of torch.futures.Future
         bucket.pending = found
         return None
     return _refused(bucket, f"the communication hook {name_of(hook)} returned {_kind(found)}; {CURE}")
 
 
 def take_answer(hook: Hook, bucket: Bucket, value: object) -> str | None:
-    """Bring what the future holds into ``bucket``; returns what is wrong with it, after noting so in the bucket."""
+    """Copy the value of the future into ``bucket``. If it does not fit, mark the bucket and return the problem."""
     reduced = value[0] if isinstance(value, list | tuple) and value else value
     held, flat = f"the future that the communication hook {name_of(hook)} returned holds", bucket.numbers
     if not isinstance(reduced, Tensor):
@@ -48,7 +49,7 @@ def take_answer(hook: Hook, bucket: Bucket, value: object) -> str | None:
 
 
 def _refused(bucket: Bucket, problem: str) -> str:
-    bucket.tail[-1] = 1  # so that other ranks hear of it
+    bucket.tail[-1] = 1  # the flag that reports a problem to the other ranks
     return problem
 
 

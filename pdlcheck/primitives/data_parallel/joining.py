@@ -1,4 +1,4 @@
-"""A rank that has no inputs left takes part in what the others still do, with nothing of its own."""
+"""The part of a rank without further inputs in the communication of the other ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,18 @@ __all__ = ["Shadow", "tell"]
 def tell(
     wrapper: DistributedDataParallel, *, syncs: bool = False, buffers: bool = False, joined: bool = False
 ) -> tuple[bool, bool]:
-    """All ranks learn who still has inputs, and what those are about to do.
+    """Exchange between all ranks which of them still have inputs, and whether those synchronise and take buffers.
 
-    The last rank that has some is the one whose buffers are taken, as with torch's: they have seen the most.
+    The last rank with inputs becomes the authority for the buffers, as in torch: its buffers have seen the most data.
+
+    Args:
+        wrapper: the wrapper of this rank.
+        syncs: whether this rank's backward pass will be synchronised.
+        buffers: whether this rank's forward pass takes buffers.
+        joined: whether this rank has no inputs left.
+
+    Returns:
+        Whether any rank synchronises, and whether any rank takes buffers.
     """
     who, reducer = wrapper._who, wrapper._reducer
     told = torch.zeros(who.world_size + 2, dtype=torch.int64, device=wrapper.device)
@@ -35,12 +44,13 @@ def tell(
 
 
 class Shadow(JoinHook):
-    """Matches the communication of one iteration of ``wrapper`` at a time."""
+    """The join hook of ``wrapper``: it matches the communication of one iteration at a time."""
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self._wrapper = wrapper
 
     def main_hook(self) -> None:
+        """Match the communication of one iteration of the ranks that still have inputs."""
         syncing, taking = tell(self._wrapper, joined=True)
         if taking and self._wrapper.forward_sync_buffers:
             change = self._wrapper._take_buffers()
@@ -49,6 +59,7 @@ class Shadow(JoinHook):
             self._wrapper._reducer.shadow()
 
     def post_hook(self, is_last_joiner: bool) -> None:
+        """Copy the model of the last rank that had inputs to every rank."""
         wrapper, who = self._wrapper, self._wrapper._who
         last = torch.tensor([who.rank if is_last_joiner else -1], device=wrapper.device)
         dist.all_reduce(last, dist.ReduceOp.MAX, group=who.group)

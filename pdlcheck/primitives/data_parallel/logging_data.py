@@ -1,4 +1,4 @@
-"""What DistributedDataParallel says of itself."""
+"""The logging data of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["logging_data"]
 
 
 def logging_data(wrapper: DistributedDataParallel) -> dict[str, str | int]:
-    """Under the names of torch's: what was asked for, and what is held. No times, which take a clock in each step."""
+    """Return the options and the contents of ``wrapper``, under the names that torch's wrapper uses.
+
+    No times are included, because they need a clock in each step.
+    """
     reducer, hook = wrapper._reducer, wrapper._reducer.hook
     told: dict[str, str | int] = {
         "module_name": type(wrapper.module).__name__,

@@ -1,4 +1,4 @@
-"""What each worker of DataParallel holds: the first one holds more."""
+"""The memory that each worker of DataParallel holds; the first one holds more than the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class WorkerMemory:
     """Bytes that one worker holds in a training step.
 
     Args:
-        worker: its number; 0 is the one whose device holds the module.
-        device: its device.
-        parameters: parameters and buffers, the module's or the copy's.
-        gradients: of the parameters, as backward made them.
-        activations: what forward kept for backward, parameters excluded; for the first worker with what putting the
-            outputs together and the loss kept.
-        peak: highest number of bytes allocated on the device in the step, as torch counts on CUDA; None elsewhere.
-            Workers on one device have it in common.
+        worker: the number of the worker; the device of worker 0 holds the module.
+        device: the device of the worker.
+        parameters: parameters and buffers, of the module or of the copy.
+        gradients: gradients of the parameters, as backward made them.
+        activations: tensors that forward kept for backward, except parameters. The first worker includes the tensors
+            kept for joining the outputs and for the loss.
+        peak: highest number of bytes allocated on the device in the step, as torch counts on CUDA; None on other
+            devices. Workers on the same device share it.
     """
 
     worker: int
@@ -41,27 +41,29 @@ class WorkerMemory:
 
     @property
     def total(self) -> int:
+        """Return the sum of parameters, gradients and activations."""
         return self.parameters + self.gradients + self.activations
 
 
 def memory_by_worker(
     replicated: DataParallel, loss: Callable[[Any], Tensor], *args: Any, **kwargs: Any
 ) -> list[WorkerMemory]:
-    """Take one forward and one backward pass, and measure what each worker holds in it.
+    """Take one forward and one backward pass, and measure the memory that each worker holds.
 
-    What several tensors see of one memory counts once. The first worker's device also holds the outputs of all
-    workers, the loss, and the state of the optimizer, which is not counted here: twice the parameters for Adam.
+    Memory that several tensors share counts once. The first worker's device also holds the outputs of all workers, the
+    loss, and the state of the optimizer. The optimizer's state is not counted here: twice the parameters for Adam.
 
     Args:
-        replicated: gradients of its module are set to None before and after.
-        loss: of the gathered output; must be a scalar.
-        args, kwargs: a batch.
+        replicated: the wrapper to measure; gradients of its module are set to None before and after.
+        loss: a function of the gathered output; must return a scalar.
+        *args: the batch, as positional arguments of the module.
+        **kwargs: the batch, as keyword arguments of the module.
 
     Returns:
         One entry for each worker that had samples.
 
     Raises:
-        TypeError: ``replicated`` is no DataParallel of pdlcheck.
+        TypeError: ``replicated`` is not pdlcheck's DataParallel.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
@@ -71,8 +73,7 @@ def memory_by_worker(
 
     The 128 bytes are the gathered output, 8 samples of 4 numbers, which ``square`` keeps for backward.
 
-    Source: "How parallel training works in PyTorch" (2024); "Quick primer on distributed
-    training" (2020).
+    Source: "How parallel training works in PyTorch" (2024); "Quick primer on distributed training" (2020).
     """
     if not isinstance(replicated, DataParallel):
         raise TypeError(f"memory_by_worker takes a DataParallel of pdlcheck, got {type(replicated).__name__}")
@@ -109,7 +110,7 @@ def memory_by_worker(
 
 
 class _Count:
-    """Bytes of one worker, filled while it computes."""
+    """The bytes of one worker, counted while it computes."""
 
     def __init__(self) -> None:
         self.called = False

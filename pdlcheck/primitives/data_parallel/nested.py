@@ -16,14 +16,14 @@ Leaf = Callable[[list[Any], str], Any]
 
 
 def map_nested(leaf: Leaf, values: Sequence[Any], path: str) -> Any:
-    """One structure of the form of ``values``, with ``leaf([value, ...], path)`` where these hold no container.
+    """Return one structure of the form of ``values``, with ``leaf([value, ...], path)`` in place of each non-container.
 
-    Containers are lists, tuples, named tuples, mappings and dataclasses, and keep their type.
+    Containers are lists, tuples, named tuples, mappings and dataclasses. They keep their type.
 
     Args:
-        leaf: called with what each structure holds at one place, and the name of the place.
-        values: structures of one form, one or more.
-        path: what a message calls the whole: ``args``.
+        leaf: called with the values of all structures at one place, and the name of the place.
+        values: structures of the same form, one or more.
+        path: the name of the whole structure in messages, such as ``args``.
 
     Raises:
         TypeError: a packed sequence, whose rows are not samples; or types differ at one place.
@@ -76,5 +76,5 @@ def _mapping(leaf: Leaf, values: Sequence[Any], path: str) -> Any:
 
 
 def _each(values: Sequence[Any]) -> str:
-    """``3 on worker 0, 2 on worker 1``."""
+    """Return a text such as ``3 on worker 0, 2 on worker 1``."""
     return ", ".join(f"{value} on worker {i}" for i, value in enumerate(values))

@@ -1,4 +1,4 @@
-"""The arguments of DistributedDataParallel: what is wrong with those of one rank."""
+"""The arguments of DistributedDataParallel, and the checks that one rank can make of its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["bucket_caps", "group_of", "takes_buffers", "wrong_arguments", "wrong
 ME = "DistributedDataParallel"
 Devices = Sequence[int | str | torch.device] | None
 
-SUMS_SPARSE = ("gloo", "sim")  # backends; torch 2.13's gloo leaves complex ones as they are
+SUMS_SPARSE = ("gloo", "sim")  # backends that sum sparse tensors; torch 2.13's gloo leaves complex ones unchanged
 
-# what torch's would do with them is not done here, and what serves instead
+# Arguments of torch's wrapper that this one does not support, each with its replacement.
 ABSENT = {
     "delay_all_reduce_named_params": "leave it out, each gradient is reduced with its bucket",
     "param_to_hook_all_reduce": "leave it out, each gradient is reduced with its bucket",
@@ -30,7 +30,7 @@ ABSENT = {
 
 
 def group_of(process_group: dist.ProcessGroup | None, device_mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
-    """The ranks that hold replicas."""
+    """Return the process group of the ranks that hold replicas."""
     if device_mesh is None:
         return process_group
     if process_group is not None:
@@ -44,24 +44,26 @@ def group_of(process_group: dist.ProcessGroup | None, device_mesh: DeviceMesh | 
 
 
 def bucket_caps(first_mb: float, cap_mb: float, caps_mb: Sequence[float] | None) -> list[int]:
-    """Bytes that close the first bucket, the second, ..., and every one after the last."""
+    """Return the bytes that close the first bucket, the second, ...; the last entry holds for all further buckets."""
     return [max(1, int(cap * 2**20)) for cap in caps_mb or [min(first_mb, cap_mb), cap_mb]]
 
 
 def takes_buffers(options: Mapping[str, Any]) -> bool:
-    """Whether buffers are those of rank 0 from the construction on."""
+    """Return whether the buffers are copied from rank 0 at construction."""
     return options["broadcast_buffers"] or options["forward_sync_buffers"] is not None
 
 
 def wrong_arguments(
     module: nn.Module, ignored: set[str], who: Members, options: Mapping[str, Any], absent: Mapping[str, object]
 ) -> str | None:
-    """What is wrong with the arguments of this rank.
+    """Return a description of the first problem with the arguments of this rank, or None.
 
     Args:
-        module, ignored, who: what is wrapped, names in it that are not, and the ranks.
+        module: the wrapped module.
+        ignored: names of parameters and buffers in it that are not wrapped.
+        who: the ranks.
         options: the arguments that must be the same on every rank.
-        absent: arguments of torch's that are not served; None or an empty list is right.
+        absent: arguments of torch's wrapper that are not supported; None or an empty list is valid.
     """
     for name in ("bucket_cap_mb", "bucket_cap_mb_list", "first_bucket_mb"):
         value = options[name]
@@ -78,7 +80,10 @@ def wrong_arguments(
 
 
 def wrong_devices(module: nn.Module, device_ids: Devices, output_device: object) -> str | None:
-    """What is wrong with the devices of this rank; as with torch's, they can only say where the module is already."""
+    """Return a description of a problem with the devices of this rank, or None.
+
+    As in torch, the devices can only repeat where the module already is.
+    """
     if device_ids and len(device_ids) > 1:
         return f"it serves one device in a process, got device_ids={device_ids}; start more ranks"
     devices = sorted({str(p.device) for p in module.parameters()})
@@ -91,7 +96,7 @@ def wrong_devices(module: nn.Module, device_ids: Devices, output_device: object)
 
 
 def _wrong_module(module: nn.Module, ignored: set[str], who: Members, options: Mapping[str, Any]) -> str | None:
-    """What is wrong with the module of this rank."""
+    """Return a description of a problem with the module of this rank, or None."""
     parameters: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if n not in ignored}
     buffers = {n: b for n, b in module.named_buffers() if n not in ignored}
     try:

@@ -1,7 +1,7 @@
-"""Gradients become means over ranks while the backward pass is under way.
+"""The reduction of gradients to means over ranks, during the backward pass.
 
-A hook of each parameter notes that its gradient is final; the hook of the parameter that is expected last in its
-bucket starts the reduction. Hooks cost time in each step, so all but those are ``deque.append``.
+A hook of each parameter records that its gradient is final. The hook of the parameter that is expected last in its
+bucket starts the reduction. Hooks cost time in each step, so all other hooks are a plain ``deque.append``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["Reducer"]
 
 @uncompiled
 class Reducer:
-    """Reduces the gradients of ``params`` over a group in buckets, in the same order on every rank.
+    """A reducer of the gradients of ``params`` over a group, in buckets, in the same order on every rank.
 
     Args:
         params: by name, in the same order on every rank; they require gradients.
         who: the ranks.
-        explain: says what was changed in the module since it was wrapped.
+        explain: returns a description of the module's change since it was wrapped, or None.
         bucket_caps, reduce_dtype, sparse: as in :func:`assign_buckets`.
         as_view: gradients are views of the buckets after the pass.
         find_unused: parameters may stay without a gradient.
@@ -67,25 +67,25 @@ class Reducer:
         self.problems: list[str] = []
         self.hook: Registered = None
         self.is_rebuilt = False
-        self._hook: Registered = None  # that of this pass
-        self._has_agreed = False  # all ranks have the same hook
-        self._differs = False  # they have not
+        self._hook: Registered = None  # the hook of this pass
+        self._has_agreed = False  # whether the ranks have compared hooks and all have the same one
+        self._differs = False  # whether the ranks have compared hooks and found different ones
         self._make = partial(assign_buckets, bucket_caps=bucket_caps, reduce_dtype=reduce_dtype, sparse=sparse)
         self._explain = explain
         self._as_view, self._find_unused, self.static_graph = as_view, find_unused, static_graph
         self._fires: Counter[int] | None = None  # how often a parameter fires in a pass of a static graph
-        self._reached: set[int] | None = None  # what the outputs depend on, where that was looked up
+        self._reached: set[int] | None = None  # parameters that the outputs depend on, if they were looked up
         self._order: list[Parameter] = []
-        self._expecting = False  # a backward pass is to be synchronised, wherever it begins
+        self._expecting = False  # whether the next backward pass is synchronised, wherever it begins
         self._pass: Callable[[], object] = _no_pass
-        self._other_pass: Callable[[], object] = _no_pass  # one that is not to be synchronised
-        self._has_begun = False  # a pass of either kind, since the last forward pass
+        self._other_pass: Callable[[], object] = _no_pass  # a pass that is not synchronised
+        self._has_begun = False  # whether a pass of either kind has begun since the last forward pass
         self._next = 0
         self._handles: list[RemovableHandle] = []
         self._use(self._make(self.params[::-1]))
 
     def prepare(self) -> None:
-        """A forward pass begins: forget what backward passes that were not synchronised have left."""
+        """Begin a forward pass: discard the records of backward passes that were not synchronised."""
         if self._pass() is None:
             self._require_synchronised()
             self._expecting = self._has_begun = False
@@ -94,10 +94,11 @@ class Reducer:
             self._order.clear()
 
     def expect(self, output: object, owner: object) -> bool:
-        """The backward pass through ``output`` is to be synchronised; False if it holds no tensor with a graph.
+        """Synchronise the backward pass through ``output``. Return False if ``output`` holds no tensor with a graph.
 
-        The graph keeps ``owner`` alive, whose end removes the hooks. A pass that comes to no hook of an output, as
-        where that was written in place, begins with the first parameter that is noted.
+        The graph keeps ``owner`` alive; the hooks are removed at the end of ``owner``. A backward pass may reach no
+        hook of an output, for example after the output was modified in place. Then the pass begins with the first
+        parameter that fires.
         """
         tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if self._find_unused and not self.static_graph:
@@ -109,13 +110,13 @@ class Reducer:
         return bool(begins)
 
     def leave_alone(self, output: object) -> None:
-        """The backward pass through ``output`` is not to be synchronised."""
+        """Do not synchronise the backward pass through ``output``."""
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._leave_alone)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def shadow(self) -> None:
-        """Take part in the reductions of one backward pass of the others, with nothing of its own."""
+        """Take part in the reductions of one backward pass of the other ranks, without gradients of this rank."""
         self.prepare()
         self._start()
         self._finish(joined=True)
@@ -129,10 +130,10 @@ class Reducer:
     # -- hooks ------------------------------------------------------------------------------------
 
     def _use(self, buckets: list[Bucket]) -> None:
-        """Take these buckets, and put the hooks that serve them on the parameters."""
+        """Use these buckets, and register the hooks that serve them on the parameters."""
         self.close()
         self.buckets = buckets
-        self._tables: list[dict[int, object]] = []  # all hooks of the parameters whose own may launch or take something
+        self._tables: list[dict[int, object]] = []  # hooks of the parameters whose reducer hook may launch or take
         self._own: list[int] = []
         for bucket in buckets:
             last = bucket.params[-1]
@@ -173,9 +174,9 @@ class Reducer:
         self._note(bucket, param)
 
     def _begin(self, owner: object = None, grad: Tensor | None = None) -> None:
-        """A backward pass begins that is to be synchronised; the engine calls back when it has ended.
+        """Begin a synchronised backward pass. The engine calls ``end`` when the pass has ended.
 
-        The engine alone keeps that callback alive: where an error ends the pass, it is gone.
+        Only the engine keeps that callback alive. If an error ends the pass, the callback is freed.
         """
         if self._pass() is not None:
             return
@@ -184,7 +185,7 @@ class Reducer:
             self._pass = _no_pass
             fired = any(bucket.ready or bucket.early for bucket in self.buckets)
             self._has_begun = fired or bool(self.problems and self._explain())
-            if self._has_begun:  # else it was torch.autograd.grad, or a functional_call
+            if self._has_begun:  # otherwise the pass was torch.autograd.grad, or of a functional_call
                 self._expecting = False
                 self._finish()
 
@@ -194,7 +195,7 @@ class Reducer:
         self._start()
 
     def _leave_alone(self, grad: Tensor) -> None:
-        """A backward pass begins that is not to be synchronised, unless another output's is in it."""
+        """Begin a backward pass that is not synchronised, unless it also goes through a synchronised output."""
         self._has_begun = True
         if self._other_pass() is not None:
             return
@@ -206,7 +207,7 @@ class Reducer:
         self._other_pass = weakref.ref(end)
 
     def _require_synchronised(self) -> None:
-        """No backward pass since the last forward pass may have ended without a beginning."""
+        """Raise RuntimeError if a backward pass since the last forward pass has ended without being synchronised."""
         fired = [param for bucket in self.buckets for param in bucket.ready]
         if not (self._expecting and fired) or self._has_begun:
             return
@@ -224,7 +225,7 @@ class Reducer:
 
     def _start(self) -> None:
         if [*map(next, map(reversed, self._tables))] != self._own:
-            self._use(self.buckets)  # after hooks that came later, which may change the gradient
+            self._use(self.buckets)  # register again, so that hooks that may change the gradient run before these
         self._next = 0
         self._hook, self._differs = self.hook, False
         for bucket in self.buckets:
@@ -235,7 +236,7 @@ class Reducer:
                 bucket.expected = sum(id(param) in self._reached for param in bucket.params)
 
     def _advance(self) -> None:
-        """Reduce the next buckets that are complete; the last one waits until the pass has ended."""
+        """Reduce the next buckets that are complete. The last one waits until the pass has ended."""
         while self._next < len(self.buckets) - 1:
             bucket = self.buckets[self._next]
             if not bucket.is_complete(repeats=self._fires is not None):
@@ -250,7 +251,7 @@ class Reducer:
             scale = 1.0 if self._hook else 1 / self.divisor
             try:
                 bucket.fill(scale, trouble=trouble, empty=joined or trouble)
-            except RuntimeError:  # shapes or layouts do not fit
+            except RuntimeError:  # the shape or layout of a gradient does not fit
                 change = self._explain() or self._sparse_gradient(bucket)
                 if change is None:
                     raise
@@ -267,7 +268,7 @@ class Reducer:
                 self.problems += [] if problem is None else [problem]
             bucket.reduce_beside(self.who.group, self.divisor)
             if bucket.gives_at_once(as_view=self._as_view) and not (asks and self._differs):
-                bucket.give(None, as_view=True)  # now, as the next step is to wait
+                bucket.give(None, as_view=True)  # assign now: the next step would be to wait
 
     def _sparse_gradient(self, bucket: Bucket) -> str | None:
         for param in bucket.params:
@@ -277,9 +278,10 @@ class Reducer:
         return None
 
     def _ask_for_hooks(self, bucket: Bucket) -> None:
-        """A hook is used if all ranks have it. One that has none sends its first bucket; to ask takes one of that size.
+        """Compare the hooks of all ranks, once, in the first pass with a hook; a registered hook cannot be removed.
 
-        Only in the first pass with a hook, which no rank can take back.
+        The hook is used only if all ranks have it. A rank without a hook sends its first bucket at this point, so the
+        question is a message of the same size.
         """
         asked, flags = bucket.question()
         self.who.group.allreduce([asked]).wait()
@@ -291,7 +293,7 @@ class Reducer:
 
     @torch.no_grad()
     def _finish(self, *, joined: bool = False) -> None:
-        """The pass has ended: reduce the buckets that are left, and give the parameters their gradients."""
+        """Reduce the remaining buckets after the pass, and assign the parameters their gradients."""
         if not joined:
             self.problems += self._found_wrong()
         while self._next < len(self.buckets):
@@ -302,7 +304,7 @@ class Reducer:
             problems += self._wait(bucket)
         if self._hook is not None:
             self._reduce_flags()
-        # elsewhere than on CPU the host would have to wait for the device, as it does in the first pass
+        # On devices other than CPU the host would have to wait for the flags. It does so in the first pass only.
         agrees = self._find_unused or not self.is_rebuilt or all(b.whole.device.type == "cpu" for b in self.buckets)
         trouble, differs = bool(problems), self._differs
         for bucket in self.buckets:
@@ -324,9 +326,9 @@ class Reducer:
             self._rebuild()
 
     def _wait(self, bucket: Bucket) -> list[str]:
-        """Returns what is wrong with what a hook returned."""
+        """Wait for the reduction of ``bucket``; return the problems of the hook's result."""
         bucket.wait_beside()
-        if bucket.pending is None:  # it was no future
+        if bucket.pending is None:  # the hook returned no future
             return []
         pending, bucket.pending = bucket.pending, None
         value: object = pending.wait()
@@ -334,7 +336,7 @@ class Reducer:
         return [] if problem is None else [problem]
 
     def _reduce_flags(self) -> None:
-        """A hook reduces gradients only; the flags of all buckets follow in one message."""
+        """Reduce the flags of all buckets in one message, because a hook reduces gradients only."""
         tails = [bucket.tail for bucket in self.buckets]
         flags = torch.cat([tail.real.float().to(tails[0].device) for tail in tails])
         dist.all_reduce(flags, group=self.who.group)
@@ -342,7 +344,7 @@ class Reducer:
             tail.copy_(summed)
 
     def _found_wrong(self) -> list[str]:
-        """What makes the gradients of this pass wrong, as this rank sees it."""
+        """Return the problems that make the gradients of this pass wrong, as far as this rank detects them."""
         if self.problems:
             return []
         for place, bucket in enumerate(self.buckets):
@@ -376,7 +378,7 @@ class Reducer:
         ]
 
     def _rebuild(self) -> None:
-        """Order the buckets as the gradients became ready in this pass, as the authority among the ranks saw it."""
+        """Order the buckets as the gradients became ready in this pass on the authority, one of the ranks."""
         self.is_rebuilt = True
         places = {id(param): place for place, param in enumerate(self.params)}
         if self.static_graph:

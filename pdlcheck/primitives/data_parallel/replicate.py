@@ -1,4 +1,4 @@
-"""Copies of a module, one for each further worker, through which gradients flow back to the module itself."""
+"""Copies of a module, one for each further worker, with gradients that flow back to the module itself."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from torch import Tensor, nn
 
 __all__ = ["replicate", "require_replicable"]
 
-# A module may hold a vocabulary in a list; it is not searched for parameters at every step.
+# A module may hold a vocabulary in a list. Longer containers are not searched for parameters, to keep steps fast.
 SEARCHED_ENTRIES = 1000
 
 
 def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
-    """The module itself, for the first device, and a copy for each other device.
+    """Return the module itself, for the first device, and a copy for each other device.
 
-    A copy has the structure of the module: submodules, parameters and buffers that are one object in the module are one
-    in the copy, also where a list or dict of up to 1000 entries, a bound method or a hook refers to them. Its
-    parameters are results of a differentiable copy, so that backward adds their gradients to those of the module's
-    parameters; a parameter that no worker used keeps the gradient None. Buffers are copied, not averaged: what a copy
-    writes into them, or sets as its attribute, is lost; what the module on the first device does to its own stays.
+    A copy has the structure of the module. Submodules, parameters and buffers that are one object in the module are one
+    object in the copy. This includes references in a list or dict of up to 1000 entries, in a bound method or in a
+    hook. The parameters of a copy are results of a differentiable copy, so backward adds their gradients to those of
+    the module's parameters. A parameter that no worker used keeps the gradient None. Buffers are copied, not averaged.
+    Values that a copy writes into its buffers or sets as attributes are lost; those of the module on the first device
+    stay.
 
     Args:
-        module: on ``devices[0]``.
-        devices: of the workers; they may repeat.
+        module: a module on ``devices[0]``.
+        devices: the devices of the workers; they may repeat.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
@@ -45,7 +46,7 @@ def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Mod
     chosen = {id(tensor) for tensor in live}
     still = [tensor.detach() for tensor in state if id(tensor) not in chosen]
     still_ids = [id(tensor) for tensor in state if id(tensor) not in chosen]
-    # torch leaves apply untyped
+    # torch does not annotate `apply`
     copies: tuple[Tensor, ...] = _Broadcast.apply(devices[1:], *live) if live else ()  # type: ignore[no-untyped-call]
     for place, device in enumerate(devices[1:]):
         mine = copies[place * len(live) : (place + 1) * len(live)]
@@ -56,7 +57,7 @@ def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Mod
 
 
 def require_replicable(module: nn.Module) -> None:
-    """TypeError for a module whose forward does not read the parameters of a copy."""
+    """Raise TypeError for a module whose forward does not read the parameters of a copy."""
     for name, part in module.named_modules():
         where = f"{type(part).__name__} {name!r}" if name else f"a {type(part).__name__}"
         if isinstance(part, torch.jit.ScriptModule):
@@ -68,7 +69,7 @@ def require_replicable(module: nn.Module) -> None:
 
 
 class _Broadcast(torch.autograd.Function):
-    """Copies to every device; backward adds the copies' gradients, in the order of the devices."""
+    """A copy of tensors to every device; backward adds the copies' gradients, in the order of the devices."""
 
     @staticmethod
     def forward(ctx: Any, devices: Sequence[torch.device], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -103,7 +104,8 @@ def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         offset = 0
         for place in places:
             shape, stride = tensors[place].shape, tensors[place].stride()
-            # a view would share its version with all the others, and autograd would take a write for one into them
+            # A view would share its version with all the other pieces, and autograd would count a write into one of
+            # them as a write into all.
             piece = torch.empty(0, dtype=dtype, device=device)
             result[place] = piece.set_(flat.untyped_storage(), offset, shape, stride)
             offset += shape.numel()
@@ -111,7 +113,7 @@ def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def _home(grads: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """Gradients of one copy on the device of the module; dense ones of one dtype travel as one message."""
+    """Return the gradients of one copy on the module's device; dense ones of one dtype travel as one message."""
     result = list(grads)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, grad in enumerate(grads):
@@ -130,20 +132,20 @@ def _home(grads: Sequence[Tensor | None], device: torch.device) -> list[Tensor |
 
 
 def _shell(module: nn.Module, swapped: dict[int, Any]) -> nn.Module:
-    """A copy of the module tree that holds other tensors; nothing else is copied."""
+    """Return a copy of the module tree with other tensors; nothing else is copied."""
     parts = list(module.modules())
     for part in parts:
         swapped[id(part)] = type(part).__new__(type(part))
     for part in parts:
         shell = swapped[id(part)]
         shell.__dict__ = {name: _swap(value, swapped) for name, value in part.__dict__.items()}
-        for registry in ("_parameters", "_buffers", "_modules"):  # new dicts: what a copy registers stays its own
+        for registry in ("_parameters", "_buffers", "_modules"):  # new dicts: registering in a copy leaves the module unchanged
             shell.__dict__[registry] = {k: swapped.get(id(v), v) for k, v in part.__dict__[registry].items()}
     return swapped[id(module)]  # type: ignore[no-any-return]  # the map holds tensors and modules
 
 
 def _swap(value: Any, swapped: dict[int, Any], depth: int = 0) -> Any:
-    """``value`` with every tensor and module of the original replaced; itself where it holds none."""
+    """Return ``value`` with every tensor and module of the original replaced, or ``value`` itself if it holds none."""
     if id(value) in swapped:
         return swapped[id(value)]
     if isinstance(value, types.MethodType):

@@ -1,4 +1,4 @@
-"""Data parallel in one process: replicate, scatter, apply side by side, gather."""
+"""Data parallelism in one process: replicate, scatter, compute in parallel threads, gather."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ Watch = Callable[[int, nn.Module], AbstractContextManager[object]]
 
 
 class DataParallel(nn.Module):
-    """A module whose batches are cut and computed by several workers of one process, as ``torch.nn.DataParallel``.
+    """A module whose batches are split over several workers of one process, as in ``torch.nn.DataParallel``.
 
-    Every forward copies the parameters to the workers, cuts the batch into pieces that differ by at most one sample,
-    runs the module on each piece in a thread of its own, and concatenates the outputs on ``output_device``. In backward
-    the gradients of all copies are added up in ``module``, in the order of the workers: a loss of the gathered output
-    has the gradient of the whole batch, also where the batch does not divide evenly. The optimizer updates
-    ``module``, on the first device.
+    Every forward pass has four parts. It copies the parameters to the workers. It cuts the batch into pieces that
+    differ by at most one sample. It runs the module on each piece in a separate thread. It concatenates the outputs on
+    ``output_device``. In backward, the gradients of all copies are added up in ``module``, in the order of the workers.
+    So a loss of the gathered output has the gradient of the whole batch, even if the batch does not divide evenly. The
+    optimizer updates ``module``, on the first device.
 
-    A worker is a device, which may repeat: ``devices=["cpu", "cpu"]``. The first worker uses ``module`` itself; what
-    the others set in forward is lost. So with BatchNorm each worker normalises its own piece, and the running
-    statistics are those of the first worker's pieces, as with torch's. Hooks run on every worker, all but the first's
-    in other threads. A batch with fewer samples than workers uses fewer workers; a call without tensors, or of no
-    samples, uses the first alone.
+    A worker is a device, which may repeat: ``devices=["cpu", "cpu"]``. The first worker uses ``module`` itself; values
+    that the other workers set in forward are lost. So with BatchNorm each worker normalises its own piece, and the
+    running statistics are those of the first worker's pieces, as in torch. Hooks run on every worker, and in other
+    threads on all workers except the first. A batch with fewer samples than workers uses fewer workers. A call without
+    tensors or without samples uses only the first worker.
 
-    What has its samples elsewhere than along ``dim``, as the hidden state of an ``nn.LSTM`` has along dimension 1, is
-    cut and put together along ``dim`` all the same, as by torch's: give and return it transposed, or let all tensors
-    have their samples along ``dim=1``, as with ``batch_first=False``.
+    Every tensor is cut and joined along ``dim``, as in torch, even if its samples are along another dimension. An
+    example is the hidden state of an ``nn.LSTM``, with its samples along dimension 1. Pass and return such a tensor
+    transposed, or let all tensors have their samples along ``dim=1``, as with ``batch_first=False``.
 
-    Otherwise than torch's: CPU workers; pieces of 5 samples on 4 workers are 2, 1, 1, 1 (not 2, 2, 1); tensors with
-    different numbers of samples are an error (there, samples are dropped); a parameter that no worker used keeps the
-    gradient None (there, it becomes zeros, and momentum moves it); attributes that forward sets on the first worker
-    stay.
+    Differences from torch's wrapper: there are CPU workers. Pieces of 5 samples on 4 workers are 2, 1, 1, 1 (not 2, 2,
+    1). Tensors with different numbers of samples are an error (torch drops samples). A parameter that no worker used
+    keeps the gradient None (in torch it becomes zeros, and momentum moves it). Attributes that forward sets on the
+    first worker stay.
 
-    The keys of ``state_dict`` begin with ``module.``, as those of torch's.
+    The keys of ``state_dict`` begin with ``module.``, as in torch.
 
     Args:
-        module: on the first device.
-        devices: of the workers. ``None`` is every CUDA device, the module's first, if the module is on one.
-        workers: instead of ``devices``: so many workers on the device of the module.
-        output_device: where outputs are put together; ``None`` is the first device.
-        dim: of the samples, in inputs and outputs.
+        module: a module on the first device.
+        devices: the devices of the workers. ``None`` is every CUDA device, the module's first, if the module is on one.
+        workers: number of workers on the device of the module; replaces ``devices``.
+        output_device: the device where outputs are joined; ``None`` is the first device.
+        dim: the dimension of the samples, in inputs and outputs.
         shared: names of keyword arguments that every worker gets whole.
-        rng: which random numbers workers draw (dropout): ``"device"``, those of their device; CPU workers share one
-            generator, and which of its numbers a worker gets depends on timing. ``"same"``: all workers draw the same
-            numbers. ``"distinct"``: different ones, the same in every run. With these two, workers on one device take
-            turns. One of them is needed where workers on one device draw inside ``torch.utils.checkpoint``: it draws
-            again what its worker drew, and others must not have drawn in between.
+        rng: the random numbers that workers draw (dropout). ``"device"``: those of their device. CPU workers share one
+            generator, and timing decides which worker gets which of its numbers. ``"same"``: all workers draw the same
+            numbers. ``"distinct"``: different numbers, the same in every run. With these two, workers on one device
+            take turns. Use one of them if workers on one device draw inside ``torch.utils.checkpoint``: it repeats the
+            draws of its worker, and other workers must not have drawn in between.
 
     Raises:
-        TypeError: ``module`` is no module, or one that cannot be copied: compiled, or a wrapper that makes replicas.
-        ValueError: no worker; devices of different types or that are not there; ``devices`` beside ``workers``;
-            unknown ``rng``; a lazy module; a module that is not on the first device.
+        TypeError: ``module`` is not a module, or cannot be copied: it is compiled, or a wrapper that makes replicas.
+        ValueError: there is no worker; devices have different types or do not exist; ``devices`` is given together with
+            ``workers``; ``rng`` is unknown; the module is lazy or not on the first device.
 
     Example:
         >>> net = nn.Linear(2, 1, bias=False)
@@ -108,10 +108,11 @@ class DataParallel(nn.Module):
         _require_home(module, self.devices[0])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on the pieces of the batch, and return the joined outputs."""
         return self.watched(args, kwargs, lambda worker, module: nullcontext())
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
-        """Forward, with each worker's computation inside ``watch(worker, replica)``."""
+        """Run forward, with each worker's computation inside ``watch(worker, replica)``."""
         _require_home(self.module, self.devices[0])
         calls = scatter(args, kwargs, self.devices, dim=self.dim, shared=self.shared)
         devices = self.devices[: len(calls)]
@@ -126,14 +127,15 @@ class DataParallel(nn.Module):
         return gather(outputs, self.output_device, dim=self.dim, alone=len(self.devices) == 1)
 
     def sizes(self, num_samples: int) -> list[int]:
-        """Samples of each worker, for a batch of ``num_samples``.
+        """Return the number of samples of each worker, for a batch of ``num_samples``.
 
-        The weights of the losses, where forward returns one for each worker: ``(losses * sizes).sum() / num_samples``.
+        If forward returns one loss for each worker, these are their weights: ``(losses * sizes).sum() / num_samples``.
         """
         require_at_least("DataParallel.sizes", "num_samples", num_samples, 0)
         return split_sizes(num_samples, len(self.devices))
 
     def extra_repr(self) -> str:
+        """Return the devices for the module's ``repr``."""
         return f"devices={[str(device) for device in self.devices]}"
 
 

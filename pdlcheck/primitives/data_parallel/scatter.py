@@ -1,4 +1,4 @@
-"""A batch is cut into one piece for each worker, and their outputs are put together again."""
+"""The split of a batch into one piece for each worker, and the union of the workers' outputs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def split_sizes(num_samples: int, workers: int) -> list[int]:
-    """Samples of each worker: they differ by at most one, and a worker without samples is not in the list.
+    """Return the number of samples of each worker. They differ by at most one; workers without samples are left out.
 
-    A batch of no samples is one piece.
+    A batch without samples is one piece.
 
     Example:
         >>> split_sizes(64, 4), split_sizes(5, 4), split_sizes(2, 4), split_sizes(0, 4)
@@ -39,21 +39,22 @@ def scatter(
     dim: int = 0,
     shared: Collection[str] = (),
 ) -> list[Call]:
-    """The arguments of each worker that has samples, on its device.
+    """Return the arguments of each worker that has samples, on its device.
 
-    Tensors, at any depth, are cut along ``dim``; gradients flow back through the cut. Tensors without dimensions, those
-    in arguments named in ``shared``, and all that is no tensor go to every worker whole. A worker gets copies: what
-    its forward writes into them is not seen by the caller or by other workers. (Where there is one piece only, it is
-    the caller's own.)
+    Tensors, at any depth, are cut along ``dim``, and gradients flow back through the cut. Three kinds of values go to
+    every worker whole: tensors without dimensions, tensors in arguments named in ``shared``, and values that are not
+    tensors. A worker gets copies: values that its forward writes into them reach neither the caller nor other workers.
+    (If there is only one piece, it is the caller's own.)
 
     Args:
-        args, kwargs: of one call of the module.
-        devices: of the workers.
-        dim: of the samples.
+        args: positional arguments of one call of the module.
+        kwargs: keyword arguments of the same call.
+        devices: the devices of the workers.
+        dim: the dimension of the samples.
         shared: names of keyword arguments that are not cut.
 
     Returns:
-        ``(args, kwargs)`` for each worker; of one worker where nothing is to be cut.
+        ``(args, kwargs)`` for each worker; of one worker if there is nothing to cut.
 
     Raises:
         ValueError: tensors have different numbers of samples, or no dimension ``dim``.
@@ -112,20 +113,20 @@ def scatter(
 
 
 def gather(outputs: Sequence[Any], device: torch.device, *, dim: int = 0, alone: bool = False) -> Any:
-    """What the workers returned, as one structure on ``device``: tensors are concatenated along ``dim``.
+    """Return the workers' outputs as one structure on ``device``, with tensors concatenated along ``dim``.
 
-    Tensors without dimensions become a vector, one element for each worker that had samples, also where one had all.
-    What is no tensor must be equal on all workers.
+    Tensors without dimensions become a vector with one element for each worker that had samples, even if only one
+    worker had samples. Values that are not tensors must be equal on all workers.
 
     Args:
-        outputs: of the workers that had samples.
-        device: where they are put together.
-        dim: of the samples.
-        alone: there is one worker for batches of any size, whose output is passed on as it is.
+        outputs: the outputs of the workers that had samples.
+        device: the device where they are joined.
+        dim: the dimension of the samples.
+        alone: whether there is only one worker for batches of any size; its output is passed on unchanged.
 
     Raises:
-        ValueError: shapes differ in another dimension than ``dim``, or structures differ.
-        TypeError: values that are no tensors differ, or cannot be compared.
+        ValueError: shapes differ in a dimension other than ``dim``, or structures differ.
+        TypeError: values that are not tensors differ, or cannot be compared.
 
     Example:
         >>> gather([(torch.zeros(2), 1), (torch.ones(1), 1)], torch.device("cpu"))

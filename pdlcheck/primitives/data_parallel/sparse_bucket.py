@@ -1,4 +1,4 @@
-"""The gradient of an embedding that is built with sparse=True: the rows that were looked up travel, and no others."""
+"""Buckets for embeddings built with sparse=True: only the rows that were looked up travel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["SparseBucket", "sparse_embeddings"]
 
 
 class SparseBucket(Bucket):
-    """One table. The buffer has room for its flags alone; the rows are a message beside it.
+    """A bucket of one embedding table. The buffer has space for flags only; the rows travel in a separate message.
 
     Args:
-        index, dtype: as of any bucket.
+        index, dtype: as in :class:`Bucket`.
         param: the table, of shape (rows, columns).
     """
 
@@ -29,23 +29,28 @@ class SparseBucket(Bucket):
         self._rows: dist.Work | None = None
 
     def fill(self, scale: float, *, trouble: bool, empty: bool = False) -> None:
+        """Prepare the message of rows, and write the flags. The rows are scaled later, in ``reduce_beside``."""
         grad = None if empty else self.params[0].grad
         self._summed = self._message(grad)
         self.note([None if grad is None else self.views[0]], trouble=trouble)
 
     def reduce_beside(self, group: dist.ProcessGroup, divisor: int) -> None:
+        """Divide the rows, and begin to sum them over the ranks."""
         self._summed = self._summed / divisor
         self._rows = group.allreduce([self._summed])
 
     def wait_beside(self) -> None:
+        """Wait for the sum of the rows."""
         if self._rows is not None:
             self._rows.wait()
             self._rows = None
 
     def gives_at_once(self, *, as_view: bool) -> bool:
+        """Return False: the gradient is not a view of the buffer."""
         return False
 
     def give(self, used: Sequence[float] | None, *, as_view: bool) -> None:
+        """Assign the table its reduced gradient, unless no rank used the table."""
         param, reduced = self.params[0], self._summed.to(gradient_dtype(self.params[0]))
         if used is not None and not used[0]:
             return
@@ -68,7 +73,7 @@ class SparseBucket(Bucket):
 
 
 def sparse_embeddings(module: nn.Module) -> dict[str, Parameter]:
-    """The tables in ``module`` whose gradients are sparse, by name."""
+    """Return the tables in ``module`` with sparse gradients, by name."""
     made_by = (nn.Embedding, nn.EmbeddingBag)
     tables = {id(part.weight) for part in module.modules() if isinstance(part, made_by) and part.sparse}
     return {name: param for name, param in module.named_parameters() if id(param) in tables}

@@ -1,4 +1,4 @@
-"""Calls run side by side, a thread for each, under what the calling thread has set."""
+"""Concurrent calls, each in its own thread, with the settings of the calling thread."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def run_workers(
 ) -> list[Any]:
     """Run ``calls[i]`` for ``devices[i]`` and return the results in order, when all have ended.
 
-    The first call runs in the calling thread, each other one in a thread of its own, with grad mode, inference mode,
-    autocast, default device (the first worker's becomes the worker's own), current CUDA streams and context variables
-    of the calling thread. Not carried, because torch tells them to nobody: dispatch and function modes, saved-tensor
-    hooks.
+    The first call runs in the calling thread, and each other call in a thread of its own. The new threads copy these
+    settings of the calling thread: grad mode, inference mode, autocast, default device, current CUDA streams and
+    context variables. If the default device is the first worker's device, it becomes the worker's own. Dispatch modes,
+    function modes and saved-tensor hooks are not copied, because torch does not expose them.
 
     Args:
         calls: one for each worker.
-        devices: of the workers.
-        rng: ``"device"``, as it comes: workers draw from the generator of their device, and CPU workers share one, so
-            that what each gets depends on timing. ``"same"``: every worker starts where the first device's generator
-            stands, and draws the same numbers; ``"distinct"``: every worker gets a seed of its own, drawn from that
-            generator. With these two, workers on one device take turns, and a run repeats bit for bit.
+        devices: the devices of the workers.
+        rng: ``"device"``: workers draw from the generator of their device. CPU workers share one, so timing decides
+            which numbers each gets. ``"same"``: every worker starts from the state of the first device's generator and
+            draws the same numbers. ``"distinct"``: every worker gets a seed of its own, drawn from that generator. With
+            the last two, workers on one device take turns, and a run repeats bit for bit.
 
     Raises:
-        BaseException: what the first worker (by number) that failed raised, with a note that names it, and a note for
-            each other one.
+        BaseException: the exception of the first failed worker (by number), with a note that names it, and one note for
+            each other failed worker.
     """
     if len(calls) == 1:
         return [calls[0]()]
@@ -56,7 +56,7 @@ def run_workers(
         try:
             with settings.entered(devices[worker]):
                 work(worker)
-        except BaseException as error:  # a context that cannot be entered
+        except BaseException as error:  # a setting could not be entered
             failures.setdefault(worker, error)
 
     threads = [
@@ -88,7 +88,7 @@ def _raise(failures: dict[int, BaseException], devices: Sequence[torch.device]) 
 
 
 class _Settings:
-    """What the calling thread has set, read in it."""
+    """The settings of the calling thread, read in that thread."""
 
     def __init__(self, home: torch.device) -> None:
         self.home = home
@@ -120,7 +120,7 @@ class _Settings:
                 stack.enter_context(torch.cuda.device(device))
                 if device.index in self.streams:
                     stack.enter_context(torch.cuda.stream(self.streams[device.index]))
-                torch.cuda.current_stream(device).query()  # a new thread has no context, of which cuBLAS would warn
+                torch.cuda.current_stream(device).query()  # creates the thread's context: cuBLAS warns without
             yield
 
 
@@ -146,7 +146,7 @@ class _Stream:
             _generator(self.device).set_state(before)
 
     def leave(self) -> None:
-        """After all workers: the next draw of this device comes after what this worker drew."""
+        """Set the device's generator to the state after this worker's draws. Call it after all workers have ended."""
         if self.end is not None:
             _generator(self.device).set_state(self.end)
 

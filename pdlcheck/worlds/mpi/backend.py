@@ -11,9 +11,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from pdlcheck.compat.patches import Patches
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.handles import keep_handles_of_reducers
-from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
+from pdlcheck.worlds import handles, jit_wait
 from pdlcheck.worlds.mpi.job import CURE
 
 __all__ = ["BACKEND", "SCHEME", "register"]
@@ -33,8 +33,7 @@ def register() -> None:
     if BACKEND in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
-    keep_handles_of_reducers()
-    jit_waits_as_the_future()
+    Patches([*handles.PATCHES, *jit_wait.PATCHES]).put_for_good()
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of that name
     rendezvous.register_rendezvous_handler(SCHEME, _from_mpi)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})

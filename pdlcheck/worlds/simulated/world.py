@@ -27,6 +27,7 @@ from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated.c10d.borrowed import tell_whose
 from pdlcheck.worlds.simulated.c10d.view import (
+    IN_RANKS,
     has_group,
     has_left_group,
     join_group,
@@ -262,6 +263,7 @@ class SimulatedRanks:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
         check_function(fn)
+        fn = IN_RANKS.stand_in(fn)  # as with time.sleep, which the caller read before the ranks were open
         if self.world_size > 1 and (warning := drawn.warning_of(fn)) is not None:
             advise(warning, stacklevel=3)
 

@@ -402,7 +402,7 @@ def _define_flat_calls() -> None:
 
 
 def _leave_recorder_out() -> None:
-    """torch's own recorder, since 2.15, asks C++ for the name of a group, which a group written in Python has not."""
+    """Torch's own recorder, since 2.15, asks C++ for the name of a group, which a group written in Python has not."""
     attach = getattr(distributed_c10d, "_maybe_attach_flight_recorder", None)
     if attach is None:
         return

@@ -22,14 +22,18 @@ class Derived(Base):
 
 @pytest.fixture
 def importer(monkeypatch):
-    """A module that has imported math.sqrt by name."""
+    """Return a module that has imported math.sqrt by name."""
     module = ModuleType("importer")
     module.root = math.sqrt
     monkeypatch.setitem(sys.modules, "importer", module)
     return module
 
 
-SQRT = Patch(math, "sqrt", lambda real: lambda x: -1, "a test", everywhere=True)
+def minus_one(x):
+    return -1
+
+
+SQRT = Patch(math, "sqrt", lambda real: minus_one, "a test", everywhere=True)
 
 
 def test_a_patch_holds_inside_of_its_block_alone():
@@ -138,6 +142,20 @@ def test_a_row_whose_stand_in_is_the_real_value_exchanges_nothing():
     real = math.sqrt
     with Patches([Patch(math, "sqrt", lambda real: real, "a test")]):
         assert math.sqrt is real
+
+
+def test_the_module_that_defines_a_stand_in_keeps_it():
+    with Patches([SQRT]):
+        pass
+    assert minus_one(4) == -1
+
+
+def test_a_value_that_was_read_before_the_block_has_a_stand_in():
+    real, table = math.sqrt, Patches([SQRT])
+    assert table.stand_in(real) is real
+    with table:
+        assert table.stand_in(real) is minus_one
+        assert table.stand_in(len) is len
 
 
 def test_an_error_ends_the_block_like_any_other():

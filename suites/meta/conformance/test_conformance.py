@@ -25,4 +25,5 @@ def test_torchs_tests_pass(on):
     done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) >= 90, done.stdout  # not all of them were skipped
+    assert passed, done.stdout
+    assert int(passed[1]) >= 90, done.stdout  # most tests ran: they were not skipped

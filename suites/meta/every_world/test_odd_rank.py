@@ -156,6 +156,11 @@ def posted(rank, op="all_reduce", shape=(3,), splits=((), ())):
     return Signature(rank, op, "0", (0, 1, 2), 0, (shape,), ("float32",), reduce_op="SUM", splits=splits)
 
 
+def post_all(matcher, signatures):
+    for key, signature in enumerate(signatures):
+        matcher.post(signature, key)
+
+
 @pytest.mark.parametrize(
     "signatures",
     [
@@ -171,8 +176,7 @@ def test_the_verdict_does_not_depend_on_who_comes_first(signatures):
     for order in itertools.permutations(signatures):
         matcher = Matcher()
         with pytest.raises(CollectiveMismatch) as caught:
-            for key, signature in enumerate(order):
-                matcher.post(signature, key)
+            post_all(matcher, order)
         assert matcher.spoils(signatures[0])
         assert matcher.missing(signatures[0]) == ()
         said.add(str(caught.value))

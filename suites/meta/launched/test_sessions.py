@@ -110,7 +110,8 @@ def test_places(rank, world_size):
     said = {"LOCAL_RANK": None, "LOCAL_WORLD_SIZE": None, "MASTER_ADDR": address, "MASTER_PORT": "29500"}
     codes, texts = launched(source, more=[said, said])
     assert codes == [0, 0], texts
-    assert f"place 0 2 0 2 {address}" in texts[0] and f"place 1 2 1 2 {address}" in texts[0], texts[0]
+    assert f"place 0 2 0 2 {address}" in texts[0], texts[0]
+    assert f"place 1 2 1 2 {address}" in texts[0], texts[0]
 
 
 @pytest.mark.slow

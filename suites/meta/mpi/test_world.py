@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import RankDied, RankTimeout, WorldUnavailable
+from pdlcheck.errors import PdlcheckError, RankDied, RankTimeout, WorldUnavailable
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.mpi.job import Job, why_not
 from pdlcheck.worlds.processes import ProcessWorld
@@ -97,7 +97,7 @@ def test_a_program_gives_every_rank_what_simulated_ranks_get(watched, program):
 def test_a_faulty_program_gets_the_verdict_of_simulated_ranks(watched, program):
     verdicts = []
     for world in (get_world("sim"), watched):
-        with pytest.raises(Exception) as caught:
+        with pytest.raises(PdlcheckError) as caught:
             world.run(program, world_size=2)
         verdicts.append((caught.type, sorted(caught.value.ranks)))
     assert verdicts[0] == verdicts[1]

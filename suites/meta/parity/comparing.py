@@ -36,11 +36,13 @@ def refuses(world, program, refusal):
     kind, words = refusal
     try:
         returned = world.run(program, world_size=4)
-    except Exception as error:
-        said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-        assert type(error) is kind and words in said, f"{world.name} refuses it, but says {said}"
+    except Exception as refused:
+        error = refused
     else:
         pytest.fail(f"{world.name} accepts what it is to refuse with {kind.__name__}: {words}; it returns {returned}")
+    said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    assert type(error) is kind, f"{world.name} refuses it, but says {said}"
+    assert words in said, f"{world.name} refuses it, but says {said}"
 
 
 def same_weights(program, simulated, real):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import Deadlock, PeerFailed, RankFailed
+from pdlcheck.errors import Deadlock, PdlcheckError, PeerFailed, RankFailed
 from pdlcheck.worlds import get_world
 
 from ..every_world.programs import DEADLOCKS, EXPECTED, MISMATCHES, train_ddp
@@ -115,7 +115,7 @@ def test_ddp_ends_with_the_same_weights_on_both_worlds(worlds):
 def test_a_faulty_program_gets_the_same_verdict_on_both_worlds(worlds, program):
     verdicts = []
     for world in worlds:
-        with pytest.raises(Exception) as caught:
+        with pytest.raises(PdlcheckError) as caught:
             world.run(program, world_size=2)
         verdicts.append((caught.type, sorted(caught.value.ranks)))
     assert verdicts[0] == verdicts[1]

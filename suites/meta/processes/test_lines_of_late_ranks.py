@@ -21,7 +21,7 @@ def line():
 
 def test_a_deprecated_name_stands_for_the_line_that_calls_it():
     where = partial(place_of, threading.get_ident())
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="an older name"):
         place, here = typing_extensions.deprecated("an older name")(where)(), line()
     assert place.words.startswith("at ")
     assert place.words.endswith(here)

@@ -14,6 +14,7 @@ import pdlcheck
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
     "clock": {"errors"},
+    "compat": set(),
     "control_groups": set(),
     "cores": {"control_groups"},
     "errors": set(),
@@ -22,11 +23,11 @@ MAY_IMPORT = {
     "installed": set(),
     "primitives": {"control_groups", "cores", "errors", "extras", "uncompiled"},
     "uncompiled": set(),
-    "worlds": {"clock", "cores", "errors", "faults", "uncompiled"},
+    "worlds": {"clock", "compat", "cores", "errors", "faults", "uncompiled"},
     "checks": {"errors"},
     "bench": {"clock", "cores", "errors"},
     "report": {"bench", "errors"},
-    "harness": {"bench", "errors", "faults", "report", "strategies", "worlds"},
+    "harness": {"bench", "compat", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},
     "plugin": {"errors", "worlds", "harness"},
     "whole_numbers": set(),

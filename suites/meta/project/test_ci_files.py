@@ -134,7 +134,8 @@ def test_a_step_that_became_slower_fails_and_is_in_the_report(project):
     summary = project / "summary.md"
     variables = {"BENCHMARKS": "test_step.py", "GITHUB_STEP_SUMMARY": str(summary)}
     code, text = distributed(project, "bench", "main.json", **variables)
-    assert code == 0 and not summary.exists(), text  # there is no run of main yet
+    assert code == 0, text
+    assert not summary.exists(), text  # there is no run of main yet
     (project / "bench.json").rename(project / "main.json")
     (project / "test_step.py").write_text(STEP.format(seconds=0.02))
     code, text = distributed(project, "bench", "main.json", **variables)

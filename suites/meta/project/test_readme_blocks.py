@@ -55,7 +55,8 @@ def test_a_block_has_the_verdict_that_the_readme_tells(tmp_path, environment, so
         assert any(_same(line, found) for found in _errors(run.stdout)), f"not printed: {line}\n{run.stdout}"
     if not expected:
         assert run.returncode == 0, run.stdout
-        assert " passed" in run.stdout and "warning" not in run.stdout, run.stdout
+        assert " passed" in run.stdout, run.stdout
+        assert "warning" not in run.stdout, run.stdout
 
 
 def test_the_readme_has_blocks_that_fail_and_one_that_holds():

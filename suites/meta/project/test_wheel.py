@@ -30,4 +30,5 @@ def test_packaged_suites_end_green_and_skips_say_why(tmp_path):
     assert not (benchmarks / "comparisons").exists()
     bench = [suites.parents[4] / "bin" / "python", "-m", "pdlcheck", "bench", "sampler", "--passes", "1"]
     run = subprocess.run(bench, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0 and "test_sampler[1ranks]" in run.stdout, run.stdout + run.stderr
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "test_sampler[1ranks]" in run.stdout, run.stdout + run.stderr

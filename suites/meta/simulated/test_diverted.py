@@ -20,12 +20,15 @@ def sim(request):
 
 
 def test_a_rank_records_its_own_warnings_alone(sim):
+    def warns(text):
+        dist.barrier()
+        warnings.warn(text, stacklevel=1)
+        dist.barrier()
+
     def records():
-        rank = dist.get_rank()
-        with pytest.warns(UserWarning) as recorded:
-            dist.barrier()
-            warnings.warn(f"of {rank}", stacklevel=1)
-            dist.barrier()
+        text = f"of {dist.get_rank()}"
+        with pytest.warns(UserWarning, match=text) as recorded:
+            warns(text)
         return [str(warning.message) for warning in recorded]
 
     assert sim.run(records, world_size=3) == [["of 0"], ["of 1"], ["of 2"]]

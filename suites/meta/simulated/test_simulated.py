@@ -203,7 +203,7 @@ def test_failures_of_one_line_are_merged_and_others_are_shown_in_full(sim):
             raise ValueError(f"my rank is {rank}" if rank < 3 else "a high rank")
         dist.barrier()
 
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="my rank is 1") as caught:
         sim.run(program, world_size=6)
     story = "\n".join(caught.value.__notes__)
     last = "; last operation all_reduce(SUM) of float32 (2,), default group (ranks 0-5), collective 0, at "

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from pdlcheck.extras import extra
 
 if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdDecompressor as new_decompressor
+    from compression.zstd import ZstdDecompressor as new_decompressor  # noqa: N813 - elsewhere it is a function
     from compression.zstd import ZstdError
 else:
     with extra("zstd", "reading a file packed by zstd"):

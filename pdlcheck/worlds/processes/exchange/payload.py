@@ -23,7 +23,16 @@ from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.outcome import check_has_run
 from pdlcheck.worlds.unsendable import unsendable_call, users, within
 
-__all__ = ["Modules", "dump_call", "dump_error", "dump_result", "import_module_of", "is_our_own", "load_call"]
+__all__ = [
+    "Modules",
+    "dump_call",
+    "dump_error",
+    "dump_result",
+    "import_module_of",
+    "is_our_own",
+    "load_call",
+    "made_anew",
+]
 
 Modules = tuple[tuple[str, str], ...]  # names and files
 
@@ -200,6 +209,9 @@ def _is_file(one: str | None, other: str) -> bool:
     return one is not None and os.path.realpath(one) == os.path.realpath(other)
 
 
+made_anew: dict[type, Callable[[], Any]] = {}  # types of which a rank gets a new object, and what makes it there
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Also finds classes that call themselves builtins and are not, as pytest's: a skip stays a skip.
 
@@ -218,6 +230,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             home = _home(obj)
             if home is not None:
                 return getattr, (home, obj.__name__)
+        if type(obj) in made_anew:
+            return made_anew[type(obj)], ()
         if _is_parametrized(obj):
             return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]  # as pickle itself does
         return super().reducer_override(obj)

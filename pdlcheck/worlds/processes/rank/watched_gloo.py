@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from pdlcheck.compat.patches import Patches
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.handles import keep_handles_of_reducers
-from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
+from pdlcheck.worlds import handles, jit_wait
 from pdlcheck.worlds.processes.rank.announce import Announcer
 from pdlcheck.worlds.processes.rank.cuda_aware import CudaAwareEngine
 from pdlcheck.worlds.processes.rank.watched_groups import being_made, meet_in_new_group, numbered
@@ -31,8 +31,7 @@ def watch_gloo(announcer: Announcer) -> None:
     """From now on, gloo groups announce what they are asked to do."""
     _self_test()
     meet_in_new_group(announcer)
-    keep_handles_of_reducers()
-    jit_waits_as_the_future()
+    Patches([*handles.PATCHES, *jit_wait.PATCHES]).put_for_good()
     real_class = c10d.ProcessGroupGloo
 
     class Named(type(WatchedGroup)):  # type: ignore[misc]  # pybind's

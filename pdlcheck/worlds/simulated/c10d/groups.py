@@ -10,9 +10,9 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.errors import CollectiveMismatch, Unsupported
+from pdlcheck.compat.patches import Patch
+from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.simulated.c10d import monitored
-from pdlcheck.worlds.simulated.c10d.rebinding import rebind
 from pdlcheck.worlds.simulated.network.losses import is_consequence, never_joined
 from pdlcheck.worlds.simulated.network.origin import origin
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
@@ -27,40 +27,9 @@ from pdlcheck.worlds.watch import (
     user_line,
 )
 
-__all__ = ["BACKEND", "install", "name_backends"]
+__all__ = ["BACKEND", "PATCHES", "name_backends"]
 
 BACKEND = "sim"
-_NEEDED = (
-    "_get_default_group",
-    "_get_default_timeout",
-    "_new_process_group_helper",
-    "_warn_not_in_group",
-    "init_process_group",
-    "is_initialized",
-    "monitored_barrier",
-    "rendezvous",
-)
-
-
-def install() -> None:
-    """Exchange what ``torch.distributed`` calls to make groups; other threads than ranks see no difference."""
-    missing = [name for name in _NEEDED if not hasattr(c10d, name)]
-    if missing:
-        raise Unsupported(f"the simulated world does not know this torch: distributed_c10d lacks {', '.join(missing)}")
-    names: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-        "_get_default_timeout": _without_libraries,
-        "_new_process_group_helper": _simulated,
-        "_warn_not_in_group": _refused,
-        "init_process_group": _adopted,
-        "is_initialized": _asked,
-        "monitored_barrier": _exact,
-        "rendezvous": _met,
-    }
-    for name, wrap in names.items():
-        real = getattr(c10d, name)
-        setattr(c10d, name, wrap(real))
-        if name in c10d.__all__:
-            rebind(real, getattr(c10d, name), but=c10d.__name__)
 
 
 def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,3 +179,17 @@ def _met(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
         return iter([(c10d.PrefixStore(f"{address} of {asked[1]}", me.c10d["store"]), *asked)])
 
     return meet
+
+
+_STAND_INS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "_get_default_timeout": (_without_libraries, "torch asks for NCCL's own, and warns without NCCL"),
+    "_new_process_group_helper": (_simulated, "all ranks make each group, of any backend, as a simulated one"),
+    "_warn_not_in_group": (_refused, "torch warns and skips the call of a rank that is no member"),
+    "init_process_group": (_adopted, "the first call of a program takes the group that its rank has"),
+    "is_initialized": (_asked, "a rank whose group a fault took is told so"),
+    "monitored_barrier": (_exact, "torch has it for gloo alone"),
+    "rendezvous": (_met, "ranks find one another in this process"),
+}
+PATCHES = tuple(  # other threads than ranks see no difference
+    Patch(c10d, name, make, why, everywhere=name in c10d.__all__) for name, (make, why) in _STAND_INS.items()
+)

@@ -7,22 +7,19 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from pdlcheck.compat.patches import Patch
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
-__all__ = ["own_meshes"]
+__all__ = ["PATCHES"]
 
 
-def own_meshes() -> None:
-    """From now on no two simulated ranks have equal meshes.
+def _own(make: Any) -> Any:
+    """Return an ``__init__`` by which no two simulated ranks have equal meshes.
 
     torch remembers, for a mesh and placements, how DTensors get from one to the other, with the sizes that the rank's
     own shards have; a process remembers its own. A mesh tells threads apart by a number which torch sets for its own
     ranks in threads.
     """
-    mesh: Any = DeviceMesh
-    make = mesh.__init__
-    if getattr(make, "__module__", "") == __name__:
-        return
 
     @wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -31,5 +28,7 @@ def own_meshes() -> None:
         if rank is not None:
             self._thread_id = rank.rank
 
-    made.__module__ = __name__
-    mesh.__init__ = made
+    return made
+
+
+PATCHES = (Patch(DeviceMesh, "__init__", _own, "torch keeps its plans by mesh, and those of two ranks differ"),)

@@ -6,70 +6,64 @@ imported them by name; ``isinstance`` takes what they make in a rank for one of 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from contextlib import suppress
 from typing import Any
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from pdlcheck.compat.patches import Patch
 from pdlcheck.worlds.simulated.c10d.own_stores import file_store, is_served, tcp_store
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
-__all__ = ["simulate_stores"]
+__all__ = ["PATCHES"]
 
-_others: weakref.WeakKeyDictionary[TCPStore, set[int]] = weakref.WeakKeyDictionary()  # ports of other threads' servers
+_LISTENS = "0A"
+
 _inside: weakref.WeakKeyDictionary[PrefixStore, Store] = weakref.WeakKeyDictionary()
 
 
-def simulate_stores() -> None:
-    """From now on simulated ranks get such stores; other threads, and classes derived from torch's, get torch's own."""
-    make: dict[Any, Callable[..., Store]] = {TCPStore: tcp_store, FileStore: file_store}
-    for real, ours in make.items():
-        _made_by(real, ours)
-    _noted(TCPStore)
-    _kept(PrefixStore)
+def _made_by(real: Any, ours: Callable[..., Store]) -> Callable[[Any], Any]:
+    def exchange(new: Any) -> Any:
+        def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            me = current_rank()
+            if me is None or cls is not real or (real is TCPStore and _is_of_others(*args, **kwargs)):
+                return new(cls)
+            return ours(me, *args, **kwargs)  # no instance of the class: Python does not initialise it once more
 
+        return staticmethod(make)
 
-def _made_by(real: Any, ours: Callable[..., Store]) -> None:
-    new = real.__new__
-
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        me = current_rank()
-        if me is None or cls is not real or (real is TCPStore and _is_of_others(*args, **kwargs)):
-            return new(cls)
-        return ours(me, *args, **kwargs)  # no instance of the class: Python does not initialise it once more
-
-    real.__new__ = staticmethod(make)
+    return exchange
 
 
 def _is_of_others(
     host_name: str = "", port: int = 0, world_size: Any = None, is_master: bool = False, *_: Any, **__: Any
 ) -> bool:
-    """Is this a client of a server that the controller, or a thread of its own, has in this process?"""
-    return not is_master and not is_served(port) and any(port in ports for ports in list(_others.values()))
+    """Return whether this is a client of a server that the controller, or a thread of its own, has in this process."""
+    return not is_master and not is_served(port) and _listens_at(port)
 
 
-def _noted(real: Any) -> None:
-    """Remember the ports of torch's own servers in this process, also while they wait for their clients."""
-    init = real.__init__
+def _listens_at(port: int) -> bool:
+    """Return whether this process has a socket that listens at the port; False where there is no ``/proc``."""
+    sockets = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with suppress(OSError), open(table) as lines:
+            for _, address, _, state, *_, inode in (line.split()[:10] for line in lines):
+                if state == _LISTENS and int(address.rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{inode}]")
+    if not sockets:
+        return False
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}") in sockets:
+                return True
+    return False
 
-    @wraps(init)
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        named = dict(zip(("host_name", "port", "world_size", "is_master"), args, strict=False)) | kwargs
-        if not named.get("is_master"):
-            init(self, *args, **kwargs)
-            return
-        ports = _others.setdefault(self, {named.get("port", 0)} - {0})
-        init(self, *args, **kwargs)
-        ports.add(self.port)
 
-    real.__init__ = initialise
-
-
-def _kept(real: Any) -> None:
-    """A ``PrefixStore`` keeps the store inside, of which C++ keeps its own half alone."""
-    new = real.__new__
+def _kept(new: Any) -> Any:
+    """Return a ``__new__`` by which a ``PrefixStore`` keeps the store inside, of which C++ keeps its own half alone."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = new(cls)
@@ -78,4 +72,12 @@ def _kept(real: Any) -> None:
             _inside[made] = inside
         return made
 
-    real.__new__ = staticmethod(make)
+    return staticmethod(make)
+
+
+_WHY = "torch's stores wait in C++ for what no other rank gets a turn to do"
+PATCHES = (  # classes derived from torch's, and other threads than ranks, get torch's own
+    Patch(TCPStore, "__new__", _made_by(TCPStore, tcp_store), _WHY),
+    Patch(FileStore, "__new__", _made_by(FileStore, file_store), _WHY),
+    Patch(PrefixStore, "__new__", _kept, _WHY),
+)

@@ -19,24 +19,23 @@ import torch.distributed.nn.functional  # it captures the default group when it 
 from torch._C import _distributed_c10d as _c10d
 from torch.distributed import c10d_logger
 
+from pdlcheck.compat.patches import Patch, Patches
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.handles import keep_handles_of_reducers
-from pdlcheck.worlds.jit_wait import jit_waits_as_the_future
-from pdlcheck.worlds.simulated.c10d.groups import BACKEND, install, name_backends
-from pdlcheck.worlds.simulated.c10d.meshes import own_meshes
+from pdlcheck.worlds import handles, jit_wait
+from pdlcheck.worlds.simulated.c10d import groups, meshes, torchs_stores
+from pdlcheck.worlds.simulated.c10d.groups import BACKEND, name_backends
 from pdlcheck.worlds.simulated.c10d.monitored import monitored_barrier
-from pdlcheck.worlds.simulated.c10d.torchs_stores import simulate_stores
 from pdlcheck.worlds.simulated.network.backward import Engine
+from pdlcheck.worlds.simulated.own import profiled
 from pdlcheck.worlds.simulated.own.device_streams import seed_present
-from pdlcheck.worlds.simulated.own.eager import ranks_do_not_compile
-from pdlcheck.worlds.simulated.own.profiled import one_profile_at_a_time
+from pdlcheck.worlds.simulated.own.eager import compile_patches
+from pdlcheck.worlds.simulated.turns import signals, sleeping
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
-from pdlcheck.worlds.simulated.turns.signals import signals_of_ranks
-from pdlcheck.worlds.simulated.turns.sleeping import sleeps_give_turns
 from pdlcheck.worlds.simulated.turns.threads import follow_threads, rank_behind
 from pdlcheck.worlds.watch import WatchedGroup, among_all, members_of_default
 
 __all__ = [
+    "IN_RANKS",
     "has_group",
     "has_left_group",
     "is_as_joined",
@@ -70,6 +69,8 @@ def _self_test() -> None:
         (torch._C, "_ImperativeEngine"),
         (torch._C.Future, "wait"),
         (c10d_logger, "_c10d_logger"),
+        (c10d, "_get_default_group"),
+        *((c10d, patch.name) for patch in groups.PATCHES),
         (c10d_logger, "_get_msg_dict"),
     ]
     missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
@@ -107,30 +108,32 @@ _RankLocalWorld = type(
 )
 
 
-_wait_in_cpp = torch._C.Future.wait
+def _waits(wait_in_cpp: Any) -> Any:
+    """Return a ``Future.wait`` that gives other ranks their turn, also for futures of C++ (``then``, DDP's join)."""
+
+    @wraps(wait_in_cpp)
+    def wait(self: torch._C.Future[Any]) -> Any:
+        rank = current_rank()
+        if rank is not None and not self.done():
+            rank.network.wait(self.done, "Future.wait of an asynchronous operation")
+        if rank is not None and rank.network.recorder is not None:
+            rank.network.recorder.wait_for_futures(rank.rank)
+        return wait_in_cpp(self)
+
+    return wait
 
 
-def _wait_for_future(self: torch._C.Future[Any]) -> Any:
-    """``Future.wait`` that gives other ranks their turn, also for futures that C++ made (``then``, DDP's join)."""
-    rank = current_rank()
-    if rank is not None and not self.done():
-        rank.network.wait(self.done, "Future.wait of an asynchronous operation")
-    if rank is not None and rank.network.recorder is not None:
-        rank.network.recorder.wait_for_futures(rank.rank)
-    return _wait_in_cpp(self)
+def _reads(original: Any) -> Any:
+    """Return a method of tensors that reports the read; torch's own reads the memory past its dispatcher."""
 
-
-def _reads(name: str) -> Callable[..., Any]:
-    """A method of tensors that reads their memory without telling torch's dispatcher."""
-    original = getattr(torch.Tensor, name)
-
+    @wraps(original)
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         rank = current_rank()
         if rank is not None:
-            rank.network.reads(rank.rank, self, f"Tensor.{name}")
+            rank.network.reads(rank.rank, self, f"Tensor.{original.__name__}")
         return original(self, *args, **kwargs)
 
-    return wraps(original)(read)
+    return read
 
 
 def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
@@ -154,38 +157,51 @@ def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
 
 
-def _install() -> None:
-    if type(c10d._world) is not _RankLocalWorld:
-        c10d._world.__class__ = _RankLocalWorld
-        install()
-        keep_handles_of_reducers()
-        jit_waits_as_the_future()
-        follow_threads(current_rank)
-        one_profile_at_a_time()
-        own_meshes()
-        simulate_stores()
-        torch._C.Future.wait = _wait_for_future  # type: ignore[method-assign]
-        torch.autograd.Variable._execution_engine = Engine()
-        for name in ("numpy", "tolist"):
-            setattr(torch.Tensor, name, _reads(name))
-        torch.manual_seed = torch.random.manual_seed = _of_this_rank(torch.manual_seed)  # type: ignore[assignment]
-        # torch logs each exception that passes through it, once a rank; the verdict tells all of it
-        c10d_logger._c10d_logger.addFilter(lambda record: current_rank() is None)
-        c10d_logger._get_msg_dict = _not_in_ranks(c10d_logger._get_msg_dict)
+def _is_not_of_a_rank(record: object) -> bool:
+    return current_rank() is None
+
+
+_READS = "these read memory past torch's dispatcher, where the hazards of a pending operation are seen"
+_SEEDS = "a simulated rank has random streams of its own"
+IN_RANKS = Patches(
+    [
+        Patch(
+            c10d._world, "__class__", lambda real: _RankLocalWorld, "each simulated rank has process groups of its own"
+        ),
+        *groups.PATCHES,
+        *meshes.PATCHES,
+        *torchs_stores.PATCHES,
+        *handles.PATCHES,
+        *jit_wait.PATCHES,
+        *profiled.PATCHES,
+        *sleeping.PATCHES,
+        *signals.PATCHES,
+        *compile_patches(lambda: IN_RANKS.put_late()),
+        follow_threads(current_rank),
+        Patch(torch._C.Future, "wait", _waits, "a simulated rank that waits gives the other ranks their turn"),
+        Patch(torch.autograd.Variable, "_execution_engine", lambda real: Engine(), "backward passes of ranks meet"),
+        Patch(torch.Tensor, "numpy", _reads, _READS),
+        Patch(torch.Tensor, "tolist", _reads, _READS),
+        Patch(torch, "manual_seed", _of_this_rank, _SEEDS),
+        Patch(torch.random, "manual_seed", _of_this_rank, _SEEDS),
+        Patch(c10d_logger, "_get_msg_dict", _not_in_ranks, "a log entry would ask for a group that the rank is not in"),
+    ]
+)
+"""All that is exchanged in the process of a simulated world, while its ranks are open."""
 
 
 @contextmanager
 def rank_local_torch_distributed() -> Iterator[None]:
-    """While the block runs, each rank thread has process groups of its own."""
-    _install()
-    ranks_do_not_compile()
-    sleeps_give_turns()
-    signals_of_ranks()
-    _set_thread_isolation_mode(True)
-    try:
-        yield
-    finally:
-        _set_thread_isolation_mode(False)
+    """Give each rank thread process groups of its own while the block runs."""
+    logger = c10d_logger._c10d_logger  # it logs each exception that passes through it, once a rank
+    with IN_RANKS:
+        logger.addFilter(_is_not_of_a_rank)
+        _set_thread_isolation_mode(True)
+        try:
+            yield
+        finally:
+            _set_thread_isolation_mode(False)
+            logger.removeFilter(_is_not_of_a_rank)
 
 
 def has_group() -> bool:

@@ -50,7 +50,7 @@ class Engine(torch._C._ImperativeEngine):
 
 
 def _in_this_thread() -> Any:
-    """torch has a thread for each CUDA device, in which it goes backward: all ranks would wait for each other in it."""
+    """Torch has a thread for each CUDA device, in which it goes backward: all ranks would wait for each other in it."""
     return torch.autograd.set_multithreading_enabled(False) if in_use() else nullcontext()
 
 

@@ -103,7 +103,7 @@ def in_use() -> bool:
 
 
 def _begin_present() -> None:
-    """torch has begun to use devices."""
+    """Torch has begun to use devices."""
     if _present is not None:
         _present.begin()
 

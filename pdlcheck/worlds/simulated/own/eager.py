@@ -6,17 +6,16 @@ the second rank would run the code of the first. On processes each rank compiles
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 
+from pdlcheck.compat.patches import ABSENT, Patch
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
-__all__ = ["ranks_do_not_compile"]
-
-_compile = torch.compile
+__all__ = ["compile_patches"]
 
 
 class _Stance:
@@ -29,16 +28,24 @@ class _Stance:
         return "force_eager" if name == "stance" and current_rank() is not None else getattr(self._of_the_process, name)
 
 
-def ranks_do_not_compile() -> None:
-    """See to it, as soon as Dynamo is there; it takes long to import, and few need it."""
-    torch.compile = _compile_and_see_to_it
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and hasattr(dynamo, "_stance") and type(dynamo._stance) is not _Stance:
-        dynamo._stance = _Stance(dynamo._stance)
+def compile_patches(put_late: Callable[[], None]) -> tuple[Patch, ...]:
+    """Return the patches that let ranks run what they compile as it is written.
 
+    Args:
+        put_late: puts the patch of Dynamo, which ``torch.compile`` imports. That takes long, and few need it.
+    """
 
-@wraps(_compile)
-def _compile_and_see_to_it(*args: Any, **kwargs: Any) -> Any:
-    compiled = _compile(*args, **kwargs)
-    ranks_do_not_compile()
-    return compiled
+    def see_to_it(compile: Any) -> Any:
+        @wraps(compile)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            function = compile(*args, **kwargs)
+            put_late()
+            return function
+
+        return compiled
+
+    why = "a process has one set of compiled code, and ranks are in it constants"
+    return (
+        Patch(torch, "compile", see_to_it, why),
+        Patch("torch._dynamo.eval_frame", "_stance", lambda real: real if real is ABSENT else _Stance(real), why),
+    )

@@ -8,20 +8,14 @@ from typing import Any
 
 import torch.autograd.profiler as profiler
 
+from pdlcheck.compat.patches import ABSENT, Patch
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank
 from pdlcheck.worlds.watch import user_line
 
-__all__ = ["one_profile_at_a_time"]
+__all__ = ["PATCHES"]
 
 _profiling: tuple[RankThread, str] | None = None  # the rank, and the line that started it
-
-
-def one_profile_at_a_time() -> None:
-    """From now on a rank is told that another one profiles."""
-    for name, wrap in (("_prepare_profiler", _start), ("_enable_profiler", _start), ("_disable_profiler", _stop)):
-        if hasattr(profiler, name):
-            setattr(profiler, name, wrap(getattr(profiler, name)))
 
 
 def _start(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,3 +46,14 @@ def _stop(stop: Callable[..., Any]) -> Callable[..., Any]:
         return stop(*args, **kwargs)
 
     return stopped
+
+
+PATCHES = tuple(
+    Patch(
+        profiler,
+        name,
+        lambda real, wrap=wrap: real if real is ABSENT else wrap(real),
+        "a process has one profiler: the second rank that starts it gets an error",
+    )
+    for name, wrap in (("_prepare_profiler", _start), ("_enable_profiler", _start), ("_disable_profiler", _stop))
+)

@@ -12,17 +12,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from functools import wraps
 from types import FrameType
 from typing import Any
 
-from pdlcheck.worlds.simulated.c10d.rebinding import rebind
+from pdlcheck.compat.patches import Patch
 from pdlcheck.worlds.simulated.turns.scheduler import ARE_THREADS, RankThread, current_rank
 
-__all__ = ["signals_of_ranks"]
+__all__ = ["PATCHES"]
 
-_real = (signal.signal, signal.getsignal, signal.raise_signal, os.kill)  # in a tuple: `rebind` leaves it
+_real_signal, _real_getsignal, _real_raise_signal, _real_kill = _REAL = (
+    signal.signal,
+    signal.getsignal,
+    signal.raise_signal,
+    os.kill,
+)
 _OF_NOBODY = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
 _OF_TIMERS = {getattr(signal, name, None) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF")}
 _HARMLESS = {0} | {getattr(signal, name, None) for name in ("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")}
@@ -39,7 +43,7 @@ def _rank() -> RankThread | None:
 def _signal(signalnum: Any, handler: Any, /) -> Any:
     rank = _rank()
     if rank is None:
-        return _real[0](signalnum, handler)
+        return _real_signal(signalnum, handler)
     before = _getsignal(signalnum)
     if not callable(handler) and handler not in tuple(signal.Handlers):
         raise TypeError(_NO_HANDLER)
@@ -48,27 +52,27 @@ def _signal(signalnum: Any, handler: Any, /) -> Any:
     if handler == before:
         return before
     if signalnum in _OF_TIMERS:
-        return _real[0](signalnum, handler)  # which Python refuses
+        return _real_signal(signalnum, handler)  # which Python refuses
     rank.state.signal_handlers[int(signalnum)] = handler if callable(handler) else signal.Handlers(handler)
     return before
 
 
 @wraps(signal.getsignal)
 def _getsignal(signalnum: Any, /) -> Any:
-    rank, everybodys = _rank(), _real[1](signalnum)
+    rank, everybodys = _rank(), _real_getsignal(signalnum)
     return everybodys if rank is None else rank.state.signal_handlers.get(int(signalnum), everybodys)
 
 
 @wraps(signal.raise_signal)
 def _raise_signal(signalnum: Any, /) -> None:
     if not _was_received(signalnum, sys._getframe(1)):
-        _real[2](signalnum)
+        _real_raise_signal(signalnum)
 
 
 @wraps(os.kill)
 def _kill(pid: int, signalnum: Any, /) -> None:
     if pid != os.getpid() or not _was_received(signalnum, sys._getframe(1)):
-        _real[3](pid, signalnum)
+        _real_kill(pid, signalnum)
 
 
 def _was_received(signalnum: Any, frame: FrameType) -> bool:
@@ -88,9 +92,17 @@ def _was_received(signalnum: Any, frame: FrameType) -> bool:
     return True
 
 
-def signals_of_ranks() -> None:
-    """See to it, unless a program has put something of its own in the place of one of these functions."""
-    ours: tuple[Callable[..., Any], ...] = (_signal, _getsignal, _raise_signal, _kill)
-    for real, own, home in zip(_real, ours, (signal, signal, signal, os), strict=True):
-        if getattr(home, own.__name__) is real:
-            rebind(real, own, but=__name__)
+def _unless_replaced(ours: Any) -> Any:
+    """Return what makes the stand-in: the present function, if a program has put one of its own there."""
+    return lambda present: ours if present in _REAL else present
+
+
+PATCHES = tuple(
+    Patch(owner, name, _unless_replaced(ours), "a simulated rank has signal handlers of its own", everywhere=True)
+    for owner, name, ours in (
+        (signal, "signal", _signal),
+        (signal, "getsignal", _getsignal),
+        (signal, "raise_signal", _raise_signal),
+        (os, "kill", _kill),
+    )
+)

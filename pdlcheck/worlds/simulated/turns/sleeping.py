@@ -13,12 +13,12 @@ import time
 from functools import wraps
 from traceback import walk_stack
 
-from pdlcheck.worlds.simulated.c10d.rebinding import rebind
+from pdlcheck.compat.patches import Patch
 from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
-__all__ = ["sleeps_give_turns"]
+__all__ = ["PATCHES"]
 
-_real = (time.sleep,)  # nobody rebinds it there
+_real = time.sleep
 _IMPORTS = "<frozen importlib._bootstrap>", "_find_and_load"
 _thread = threading.local()
 
@@ -28,11 +28,11 @@ def _sleep(seconds: float, /) -> None:
     __tracebackhide__ = True
     rank = current_rank()
     if rank is None or not isinstance(seconds, int | float) or not seconds >= 0 or _must_keep_turn():
-        _real[0](seconds)
+        _real(seconds)
         return
     began = time.perf_counter()
     rank.network.scheduler.sleep(seconds)
-    _real[0](max(seconds - (time.perf_counter() - began), 0.0))
+    _real(max(seconds - (time.perf_counter() - began), 0.0))
 
 
 def _must_keep_turn() -> bool:
@@ -42,11 +42,15 @@ def _must_keep_turn() -> bool:
     return any((frame.f_code.co_filename, frame.f_code.co_name) == _IMPORTS for frame, _ in walk_stack(None))
 
 
-def sleeps_give_turns() -> None:
-    """See to it, unless a program has put something of its own in the place of ``time.sleep``."""
-    if time.sleep is _real[0]:
-        time.sleep = _sleep  # type: ignore[assignment]  # the decorator hides what it decorates
-        rebind(_real[0], _sleep, but=__name__)
+PATCHES = (
+    Patch(
+        time,
+        "sleep",
+        lambda present: _sleep if present is _real else present,  # else it is the program's own
+        "a simulated rank that sleeps gives the other ranks their turn",
+        everywhere=True,
+    ),
+)
 
 
 def _fork() -> None:

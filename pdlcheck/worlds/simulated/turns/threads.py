@@ -12,27 +12,34 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from pdlcheck.compat.patches import Patch
 from pdlcheck.worlds.watch import user_line
 
 __all__ = ["follow_threads", "raise_in", "rank_behind", "started_at"]
 
 _NAME = "_simulated_rank"
 _LINE = "_started_at"
-_start = threading.Thread.start
 
 
-def follow_threads(current_rank: Callable[[], Any]) -> None:
-    """From now on a new thread knows the rank that started it; ``current_rank`` tells the rank of a rank's thread."""
+def follow_threads(current_rank: Callable[[], Any]) -> Patch:
+    """Return the patch by which a new thread knows the rank that started it.
 
-    @wraps(_start)
-    def start(self: threading.Thread) -> None:
-        rank = current_rank() or rank_behind()
-        if rank is not None:
-            setattr(self, _NAME, rank)
-            setattr(self, _LINE, user_line() or started_at())
-        _start(self)
+    Args:
+        current_rank: returns the rank of a rank's thread.
+    """
 
-    threading.Thread.start = start  # type: ignore[method-assign]
+    def follow(start_thread: Any) -> Any:
+        @wraps(start_thread)
+        def start(self: threading.Thread) -> None:
+            rank = current_rank() or rank_behind()
+            if rank is not None:
+                setattr(self, _NAME, rank)
+                setattr(self, _LINE, user_line() or started_at())
+            start_thread(self)
+
+        return start
+
+    return Patch(threading.Thread, "start", follow, "a thread sees the groups of the simulated rank that started it")
 
 
 def rank_behind() -> Any:

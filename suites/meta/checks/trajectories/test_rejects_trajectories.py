@@ -278,8 +278,8 @@ def test_world_sizes_are_compared_in_float32_too(world):
         train(mean, model, steps, data=DATA.float())
 
     check_world_size_does_not_matter(right, net, world, world_sizes=(1, 2), dtype=torch.float32)
+    wrong = training(total)
     with pytest.raises(AssertionError, match="after 3 step"):
-        wrong = training(total)
         check_world_size_does_not_matter(wrong, net, world, world_sizes=(1, 2), dtype=torch.float32)
 
 
