@@ -372,7 +372,7 @@ LEVELS = {"O1-float16": torch.float16, "O1-bfloat16": torch.bfloat16, "O2": torc
 @pytest.mark.verifies("DistributedGradScaler")
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_opt_levels_train_as_float32_does(subject, world, level):
-    """This is the claim of their docstring; half precision changes the loss slightly, but equally on all replicas."""
+    """The docstring of the scaler claims it; half precision changes the loss slightly, but equally on all replicas."""
     dtype = LEVELS[level]
 
     def train(mixed):

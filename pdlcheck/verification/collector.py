@@ -55,7 +55,7 @@ class Collector:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Send the output of pytest's own reporter to ``os.devnull``; it must exist, because plugins read its settings."""
+        """Send the output of pytest's own reporter to ``os.devnull``; plugins read settings from the reporter."""
         config.pluginmanager.unregister(name="terminalreporter")
         self._void = open(os.devnull, "w")  # noqa: SIM115  # closed in pytest_unconfigure
         config.pluginmanager.register(pytest.TerminalReporter(config, self._void), "terminalreporter")
@@ -149,7 +149,7 @@ class Collector:
 
 
 def _key(item: pytest.Item) -> Key:
-    """Return the primitive of the marker ``verifies``, or else the name of the file; and the world of the parameters."""
+    """Return the primitive of the marker ``verifies``, or else the file's name, and the world of the parameters."""
     marker = item.get_closest_marker("verifies")
     primitive = item.path.stem.removeprefix("test_") if marker is None else ", ".join(marker.args)
     case = case_of(item)
@@ -160,7 +160,7 @@ def _key(item: pytest.Item) -> Key:
 
 
 def _executed(found: Any) -> int:
-    """Return how many examples ran to the end of the test or failed in it, without rejected examples."""
+    """Return how many examples ran to the end of the test or failed in it; rejected ones do not count."""
     phases = (value for name, value in found.items() if name.endswith("-phase"))
     return sum(case["status"] in ("valid", "interesting") for phase in phases for case in phase["test-cases"])
 

@@ -1,6 +1,6 @@
-"""Where ranks run: one protocol, one module or folder a world.
+"""The places where ranks run: one protocol, and one module or folder per world.
 
-The names are imported when they are used: the pytest plugin needs few of them in a session without ranks.
+Names are imported on first use, because the pytest plugin needs few of them in a session without ranks.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Warnings about how a world runs a program, which is right by itself."""
+"""Warnings about how a world runs a program that is itself correct."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["advise"]
 
 
 def advise(advice: str | Warning, *, stacklevel: int = 1) -> None:
-    """Warn, also where the user has made errors of warnings: a right program does not fail by what we advise.
+    """Issue a warning, also where the user's filters turn warnings into errors.
 
-    A filter that names the warning, by its class or by its message, holds, as
-    ``error::pdlcheck.errors.SharedTensorWarning`` does.
+    A correct program must not fail because of advice from pdlcheck. A filter that names the warning, by its class or by
+    its message, still applies; ``error::pdlcheck.errors.SharedTensorWarning`` is an example.
 
     Args:
-        advice: a message, which is a ``UserWarning``, or a warning.
-        stacklevel: as of :func:`warnings.warn`, counted from the caller.
+        advice: a message, which is issued as a ``UserWarning``, or a warning.
+        stacklevel: as in :func:`warnings.warn`, counted from the caller.
     """
     warning = UserWarning(advice) if isinstance(advice, str) else advice
     try:
@@ -29,7 +29,7 @@ def advise(advice: str | Warning, *, stacklevel: int = 1) -> None:
 
 
 def _is_named(warning: Warning) -> bool:
-    """Return whether the filter that makes an error of it is about it: not about every UserWarning, or all warnings."""
+    """Return whether the filter that makes ``warning`` an error names it, unlike a filter for every (User)Warning."""
     for action, message, category, _, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(str(warning))):
             return action == "error" and (message is not None or not issubclass(UserWarning, category))

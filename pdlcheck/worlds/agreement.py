@@ -1,4 +1,4 @@
-"""One function gives every rank the same on simulated ranks and on processes."""
+"""The check that a function gives every rank the same result on simulated ranks and on processes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ def check_same_on_worlds(
     worlds: tuple[str | World, str | World] = ("sim", "gloo"),
     **kwargs: Any,
 ) -> list[Any]:
-    """``fn`` must give every rank the same on simulated ranks as on processes.
+    """Check that ``fn`` gives every rank the same result on simulated ranks and on processes.
 
-    The usual reason why it does not: simulated ranks share the module globals of user code. The run is then repeated
-    with globals of its own for each rank, and the message names those that make the difference.
+    The usual cause of a difference is that simulated ranks share the module globals of user code. The check then
+    repeats the run with separate globals for each rank, and the message names the globals that cause the difference.
 
     Args:
         fn: called as ``fn(*args, **kwargs)`` on every rank.
-        world_size: number of ranks, on both.
-        worlds: the simulated world and the other one; a name is opened and closed here, a world is left open. What
-            processes that are kept have in their modules is what earlier calls left there.
+        args: positional arguments of ``fn``.
+        world_size: number of ranks, in both worlds.
+        worlds: the simulated world and the other one. A world given by name is opened and closed here; a world object
+            is left open. The processes of an open world keep the module state that earlier calls left.
+        kwargs: keyword arguments of ``fn``.
 
     Returns:
         The result of each rank.
 
     Raises:
-        AssertionError: a rank has another result, or only one of the worlds raises; says which globals are the cause.
-        The exception of the simulated run, where both worlds raise.
+        AssertionError: a rank has another result, or only one of the worlds raises. The message names the globals that
+            are the cause.
+        Exception: the exception of the simulated run, if both worlds raise.
 
     Example:
         >>> check_same_on_worlds(lambda: 7, world_size=2)
@@ -81,7 +84,7 @@ def _compare(
     fn: Callable[..., Any], args: Any, kwargs: Any, simulated: World, real: World, world_size: int
 ) -> list[Any]:
     __tracebackhide__ = True
-    from pdlcheck.worlds.simulated.own_globals.cause import (  # they import torch
+    from pdlcheck.worlds.simulated.own_globals.cause import (  # these modules import torch
         Separate,
         find_cause,
         find_modules,
@@ -93,13 +96,13 @@ def _compare(
     def run(world: World) -> list[Any] | Exception:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SharedTensorWarning)  # what comes of it is told here
+                warnings.simplefilter("ignore", SharedTensorWarning)  # this check reports the consequences itself
                 return world.run(fn, *args, world_size=world_size, **kwargs)
         except Exception as error:
             return error
 
     start = UserState(fn)
-    on_real = run(real)  # first, as a simulated run changes what a function that travels by value holds
+    on_real = run(real)  # first, because a simulated run changes the objects that a function sent by value refers to
     on_sim = run(simulated)
     if isinstance(on_sim, Exception) and isinstance(on_real, Exception):
         raise on_sim
@@ -148,14 +151,17 @@ _READ_EARLY = (
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Two errors are alike; two lists of results if they are equal."""
+    """Return whether both runs raised, or both returned equal lists of results."""
     if isinstance(one, Exception) or isinstance(other, Exception):
         return isinstance(one, Exception) and isinstance(other, Exception)
     return _equal(one, other)
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Equal values of one type; tensors and arrays with nan equal to itself; objects by what they hold."""
+    """Return whether two values are equal and of one type.
+
+    A nan in a tensor or an array equals itself. Objects without ``__eq__`` are compared by their attributes.
+    """
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""Arguments that every world takes, checked before anything starts."""
+"""Checks of the arguments that every world takes, made before anything starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_function(fn: Any) -> None:
 
 
 def check_world_size(world_size: Any) -> None:
-    """Raise unless ``world_size`` is an integer from 1 to the most that a world may have."""
+    """Raise unless ``world_size`` is an integer between 1 and the largest world size."""
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size must be an int, got {world_size!r}; pass the number of ranks, such as 2")
     if world_size < 1:
@@ -30,7 +30,7 @@ def check_world_size(world_size: Any) -> None:
 
 
 def check_names(argument: str, names: Any) -> tuple[str, ...]:
-    """Return the names of modules that a user has given for this argument, if they are names."""
+    """Return the module names given for ``argument`` as a tuple; raise if they are not a list of strings."""
     given = names if isinstance(names, str) else list(names)
     if isinstance(given, str) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"{argument} takes a list of modules' names, got {given!r}; pass ['mine.module']")
@@ -38,7 +38,7 @@ def check_names(argument: str, names: Any) -> tuple[str, ...]:
 
 
 def check_faults(faults: Any, world_size: int | None = None) -> tuple[Fault, ...]:
-    """Return ``faults`` as a tuple, if they are faults, and of ranks that there are."""
+    """Return ``faults`` as a tuple; raise if an item is not a fault, or is for a rank outside ``world_size``."""
     if not isinstance(faults, list | tuple):
         raise ValueError(f"faults must be a list of faults, got {faults!r}; pass faults=[Kill(rank=1, operation=3)]")
     for fault in faults:

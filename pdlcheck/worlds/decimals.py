@@ -1,4 +1,4 @@
-"""Contexts of ``decimal``, which change in place: whether two of them say the same."""
+"""Comparison of ``decimal`` contexts, which are changed in place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["is_same"]
 
 
 def is_same(one: Context, other: Context) -> bool:
-    """Whether both compute alike; what either has met so far does not count."""
+    """Return whether both contexts compute alike; the flags that each has raised so far do not count."""
     return _said(one) == _said(other)
 
 

@@ -1,4 +1,7 @@
-"""Which devices the ranks of a world have. Does not import torch on top: the controller may have no use for it."""
+"""The devices that the ranks of a world have.
+
+This module does not import torch at the top, because the controller may not need it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ __all__ = ["CUDA_CURE", "check_cuda_as_cpu", "check_devices", "choose_device", "
 
 CUDA_CURE = "a CUDA build of torch on a machine with an NVIDIA GPU: https://pytorch.org/get-started/locally"
 
-# the first is the default; other worlds have the CPU alone
+# the first one is the default; other worlds have the CPU only
 _OFFERED = {"sim": DEVICES, "gloo": DEVICES, "nccl": ("cuda",)}
 
 
 def choose_device(world: str, device: str | None) -> str:
-    """The kind of device of a world's ranks: ``device``, or the world's own choice.
+    """Return the kind of device of a world's ranks: ``device``, or the world's default.
 
-    sim and gloo can have both, and have the CPU unless they are asked: a test must not become another one because the
-    machine that it runs on has a GPU.
+    sim and gloo offer both kinds and use the CPU by default. A test must not change only because the machine that runs
+    it has a GPU.
 
     Raises:
         ValueError: there is no such kind.
@@ -61,7 +64,9 @@ def check_cuda_as_cpu(world: str, cuda_as_cpu: bool) -> bool:
 
 
 def device_name(local_rank: int, devices: int) -> str:
-    """The CUDA device of a rank on a machine with so many of them: ranks share them in turn where they must.
+    """Return the name of a rank's CUDA device on a machine with ``devices`` of them.
+
+    Ranks take the devices in turn, and share them if there are more ranks than devices.
 
     Example:
         >>> [device_name(local_rank, devices=2) for local_rank in range(4)]
@@ -71,7 +76,7 @@ def device_name(local_rank: int, devices: int) -> str:
 
 
 def check_devices(ranks: int, devices: int) -> None:
-    """Raise unless each of a machine's ranks can have a CUDA device of its own, as nccl demands."""
+    """Raise unless each rank of a machine can have a CUDA device of its own, which nccl requires."""
     if ranks > devices:
         cure = "--world gloo --rank-device cuda"
         raise WorldTooSmall(
@@ -85,9 +90,9 @@ def check_devices(ranks: int, devices: int) -> None:
 
 
 def why_no_cuda() -> str:
-    """Why torch has no CUDA device here; empty if it has one.
+    """Return the reason why torch has no CUDA device here; empty if it has one.
 
-    It asks the driver's management library where it can, so that this process may still fork afterwards.
+    torch asks the driver's management library where it can, so this process may still fork afterwards.
     """
     import torch
 

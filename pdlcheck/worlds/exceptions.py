@@ -1,4 +1,4 @@
-"""What users' exceptions say and carry, whatever their classes do. Does not import torch."""
+"""The texts and notes of users' exceptions, read safely for any exception class. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import suppress
 
 __all__ = ["LONGEST", "add_note", "shorten", "text_of"]
 
-LONGEST = 200_000  # characters of one text; a failure that says more is shown from both ends
+LONGEST = 200_000  # characters of one text; of a longer text only both ends are shown
 _AT_EACH_END = LONGEST // 2
 _NO_TEXT = "<exception str() failed>"
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, also one whose ``__str__`` raises, in pytest's words.
+    """Return the text of an exception; if its ``__str__`` raises, return the text that pytest uses.
 
     Example:
         >>> text_of(ValueError("no data"))
@@ -21,24 +21,25 @@ def text_of(error: BaseException) -> str:
     """
     try:
         return str(error)
-    except BaseException:  # users' classes may raise anything, SystemExit too
+    except BaseException:  # users' classes may raise anything, including SystemExit
         return _NO_TEXT
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """As ``error.add_note``, also for a class that overrides it and for ``__notes__`` that is not a list."""
+    """Add a note as ``error.add_note`` does, also if its class overrides that or its ``__notes__`` is not a list."""
     try:
         BaseException.add_note(error, note)
-    except TypeError:  # the notes are no list
+    except TypeError:  # the notes are not a list
         held = getattr(error, "__notes__", ())
         notes = [held] if isinstance(held, str) else [str(one) for one in held] if hasattr(held, "__iter__") else []
         vars(error)["__notes__"] = [*notes, note]
 
 
 def shorten(error: BaseException) -> None:
-    """Cut texts of more than :data:`LONGEST` characters, of the exception and of those behind it, in their middle.
+    """Cut the middle out of texts over :data:`LONGEST` characters, in the exception and in those chained to it.
 
-    To format them would take minutes and gigabytes. A text that the class makes itself, in ``__str__``, stays as it is.
+    Formatting such texts would take minutes and gigabytes. A text that the class builds itself, in ``__str__``, stays
+    unchanged.
     """
     for one in _chain(error):
         with suppress(Exception):  # `args` and `__notes__` may be anything

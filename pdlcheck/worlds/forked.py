@@ -1,4 +1,4 @@
-"""A process that a rank has forked is not the rank, so its result and its exceptions are not the rank's."""
+"""The end of processes that a rank forks: they are not the rank, nor are their results and exceptions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["forked_children_end"]
 
 @contextmanager
 def forked_children_end() -> Iterator[None]:
-    """End each process that the block forks where it would leave the block, as it would end at the end of a script.
+    """End each process that the block forks at the moment it would leave the block, as at the end of a script.
 
-    Its exit code is 0. After an exception it prints the traceback and exits with 1, after ``sys.exit(n)`` with ``n``.
+    Its exit code is 0. After an exception the process prints the traceback and exits with 1, and after ``sys.exit(n)``
+    with ``n``.
     """
     rank = os.getpid()
     try:
@@ -33,7 +34,7 @@ def forked_children_end() -> Iterator[None]:
 
 def _end(error: BaseException | None) -> NoReturn:
     code: object = 0
-    with suppress(Exception):  # its streams may be closed
+    with suppress(Exception):  # the process may have closed its streams
         if isinstance(error, SystemExit):
             code = error.code
         elif error is not None:

@@ -1,4 +1,4 @@
-"""Handles of operations that are written in Python, in the hands of torch's C++."""
+"""The handles of operations written in Python that torch's C++ code keeps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pdlcheck.compat.patches import Patch
 
 __all__ = ["PATCHES"]
 
-_held: weakref.WeakKeyDictionary[Any, dist.Work] = weakref.WeakKeyDictionary()  # of each reducer, the last one
+_held: weakref.WeakKeyDictionary[Any, dist.Work] = weakref.WeakKeyDictionary()  # the last handle of each reducer
 
 
 def _keep(take: Any) -> Any:
-    """Return a method by which the reducer of torch's DDP keeps the handle that ``join`` gives it in a forward pass.
+    """Return a method that makes the reducer of torch's DDP keep the Python handle ``join`` passes in a forward pass.
 
-    C++ keeps its own half alone, and where nobody has the other half the backward pass waits for ever, or finds that
-    the handle has no future.
+    C++ keeps only its own half of the handle. If no Python reference keeps the other half alive, the backward pass
+    waits for ever, or fails because the handle has no future.
     """
 
     @wraps(take)

@@ -1,11 +1,11 @@
-"""The random numbers that modules draw while they are imported: in each process others, and the same ones in a replay.
+"""The random numbers that modules draw at import: different in each process, and repeatable in a replay.
 
-A new process seeds the streams of ``torch``, ``numpy.random`` and ``random`` from the operating system. So what a
-module draws at import differs between the ranks of a cluster, unless the module has seeded the stream first. Here a
-file draws from streams that begin with a seed, the process and the name of the file: they differ between ranks and
-controller as on a cluster, do not depend on which files were imported before, and are the same in a replay.
+A new process seeds the streams of ``torch``, ``numpy.random`` and ``random`` from the operating system. So the numbers
+that a module draws at import differ between the ranks of a cluster, unless the module has seeded the stream first. Here
+each imported file draws from streams seeded with the run's seed, the process and the file name. The numbers differ
+between ranks and controller as on a cluster, do not depend on earlier imports, and are the same in a replay.
 
-A stream that the user's code has seeded, in this file or in one before it, is left alone. Does not import torch.
+A stream that the user's code has seeded, in this file or in an earlier one, is left alone. Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any, Protocol
 
 __all__ = ["CONTROLLER", "ImportStreams", "cure_of", "drawn_by", "seeded_so_far", "words_of"]
 
-CONTROLLER = -1  # the process that is no rank
+CONTROLLER = -1  # the process that is not a rank
 _STATE_WORDS = 624  # of the Mersenne twister
-_ROUNDS = 400  # a quarter of a million numbers; who draws more is taken to have seeded
-_DRAWN_BY_THE_SYSTEM = 2**40  # torch's own seed is at least that, but for one in millions; a person's is smaller
-_NUMPY_BEGINS = 623  # the place in a state that the system has seeded; the user's seed leaves 624
+_ROUNDS = 400  # a quarter of a million numbers; a file that draws more counts as having seeded the stream
+_DRAWN_BY_THE_SYSTEM = 2**40  # torch's own seed is at least that, except once in millions; a user's is smaller
+_NUMPY_BEGINS = 623  # the position in a state that the system has seeded; a user's seed sets it to 624
 
 _drawn: dict[str, tuple[str, ...]] = {}
 
 
 def drawn_by(file: str) -> tuple[str, ...]:
-    """Return the streams from which a file drew unseeded when it was imported in this process: names of functions."""
+    """Return the names of the streams that a file drew from, unseeded, when it was imported in this process."""
     return _drawn.get(file, ())
 
 
 def words_of(file: str, drawn: Sequence[str]) -> str:
-    """Return a sentence on what such a file does; ``file`` without its folder."""
+    """Return a sentence about the unseeded draws of ``file``, which it names without its folder."""
     return (
         f"{os.path.basename(file)} draws from {' and '.join(drawn)} when it is imported, or a module that it imports "
         "does, and nothing has seeded it"
@@ -43,12 +43,12 @@ def words_of(file: str, drawn: Sequence[str]) -> str:
 
 
 def cure_of(drawn: Sequence[str]) -> str:
-    """Return the calls that seed these streams."""
+    """Return the calls that seed the streams ``drawn``."""
     return ", ".join({"torch": "torch.manual_seed(0)"}.get(name, f"{name}.seed(0)") for name in drawn)
 
 
 class _Stream(Protocol):
-    """A stream of the whole process."""
+    """A random stream of the whole process."""
 
     name: str
 
@@ -59,7 +59,7 @@ class _Stream(Protocol):
     def seed(self, seed: int) -> None: ...
 
     def has_seeded(self, before: Any, after: Any) -> bool:
-        """Whether the user's code has seeded the stream, rather than drawn from it."""
+        """Return whether the user's code has seeded the stream, rather than drawn from it."""
 
 
 class _Python:
@@ -124,22 +124,22 @@ class ImportStreams:
 
     Args:
         process: a rank, or ``CONTROLLER``.
-        seed: of all streams.
-        seeded: those that the user's code has seeded already, by name; they are not touched.
+        seed: the seed of all streams.
+        seeded: the names of streams that the user's code has already seeded; they are not touched.
     """
 
     def __init__(self, process: int, seed: int, seeded: Sequence[str] = ()) -> None:
         self.process, self.seed = process, seed
         self._not_touched = frozenset(seeded)
-        self._kept: dict[str, Any] = {}  # states of streams that the user's code has seeded during an import
+        self._kept: dict[str, Any] = {}  # the states of streams that the user's code has seeded during an import
 
     @contextmanager
     def of(self, file: str, *, keeps: bool = False) -> Iterator[None]:
-        """While the block runs, modules draw from the streams of ``file``; afterwards the present ones go on.
+        """Make modules draw from the streams of ``file`` while the block runs; afterwards restore the current streams.
 
         Args:
-            file: that is imported, with what it imports first.
-            keeps: a stream that is seeded in the block stays as the block leaves it.
+            file: the imported file; it also names the streams for the modules that it imports first.
+            keeps: whether a stream that is seeded in the block keeps the state in which the block leaves it.
         """
         before = {stream.name: stream.state() for stream in _streams() if stream.name not in self._not_touched}
         began = {}
@@ -170,12 +170,16 @@ class ImportStreams:
 
 
 def seeded_so_far(python: Any) -> list[str]:
-    """Return the streams that the user's code has seeded in this process; ``python``: what ``random`` began with."""
+    """Return the names of the streams that the user's code has seeded in this process.
+
+    Args:
+        python: the state of ``random`` at the start of the process.
+    """
     found = []
     if not _is_later(python[1], random.getstate()[1]):
         found.append("random")
     if "numpy.random" in sys.modules and _numpys_place() != _NUMPY_BEGINS:
-        found.append("numpy.random")  # or something has drawn from it, which looks the same
+        found.append("numpy.random")  # a draw without a seed looks the same
     torch = sys.modules.get("torch")
     if torch is not None and torch.initial_seed() < _DRAWN_BY_THE_SYSTEM:
         found.append("torch")
@@ -187,7 +191,7 @@ def _numpys_place() -> int:
 
 
 def _streams() -> list[_Stream]:
-    """Those of the modules that are imported."""
+    """Return the streams of the modules that are imported."""
     streams: list[_Stream] = [_Python()]
     if (numpy_random := sys.modules.get("numpy.random")) is not None and hasattr(numpy_random, "get_state"):
         streams.append(_Numpy(numpy_random))
@@ -201,7 +205,10 @@ def _seed_of(*parts: object) -> int:
 
 
 def _is_later(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether numbers drawn from one state of the Mersenne twister lead to the other: words, and a place in them."""
+    """Return whether drawing numbers leads from one state of the Mersenne twister to the other.
+
+    A state is the words, followed by the position in them.
+    """
     if before[:-1] == after[:-1]:
         return after[-1] >= before[-1]
     twister = random.Random()

@@ -1,4 +1,4 @@
-"""``torch.jit.wait`` waits as the ``wait`` of the future does."""
+"""A ``torch.jit.wait`` that also works for futures of operations written in Python."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["PATCHES"]
 
 
 def _in_python(wait_in_cpp: Any) -> Any:
-    """Return a ``torch.jit.wait`` that waits as the ``wait`` of the future does.
+    """Return a ``torch.jit.wait`` that calls the ``wait`` method of the future.
 
-    torch's own waits in C++ and keeps the interpreter's lock, so that nothing in Python can ever resolve the future.
+    torch's own function waits in C++ and holds the interpreter lock, so no Python code can resolve the future.
     """
 
     @wraps(wait_in_cpp)

@@ -1,6 +1,6 @@
-"""What a rank's code may have entered and not left: modes of torch, hooks on saved tensors, transforms of functions.
+"""The torch modes, saved-tensor hooks and function transforms that a rank's code entered and did not leave.
 
-torch keeps each kind on a stack of the thread; whoever pushes and does not pop changes what all later tests compute.
+torch keeps each kind on a stack of the thread. Code that pushes and does not pop changes the results of later tests.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ _functorch: Any = torch._C._functorch
 
 
 class Modes(NamedTuple):
-    """The depth of the stacks of ``TorchDispatchMode``, of ``TorchFunctionMode`` and of vmap, grad and the like.
+    """The depths of the stacks of ``TorchDispatchMode``, of ``TorchFunctionMode`` and of vmap, grad and the like.
 
-    ``hooks``: the pair that ``saved_tensors_hooks`` has set last; None if there is none.
+    Args:
+        dispatch: the depth of the stack of dispatch modes.
+        function: the depth of the stack of function modes.
+        transforms: the depth of the stack of vmap, grad and the like.
+        hooks: the pair that ``saved_tensors_hooks`` set last; None if there is none.
     """
 
     dispatch: int
@@ -30,7 +34,7 @@ class Modes(NamedTuple):
 
 
 def modes() -> Modes:
-    """Those that are on in this thread."""
+    """Return the modes that are on in this thread."""
     return Modes(
         torch._C._len_torch_dispatch_stack(),
         torch._C._len_torch_function_stack(),
@@ -40,13 +44,16 @@ def modes() -> Modes:
 
 
 def are_left_on() -> bool:
-    """Whether any is on in this thread besides modes of functions, which the default device is, too."""
+    """Return whether any mode is on in this thread.
+
+    Function modes do not count, because the default device is one of them.
+    """
     now = modes()
     return now.dispatch > 0 or now.transforms > 0 or now.hooks is not None
 
 
 def leave_above(held: Modes) -> None:
-    """Leave what was entered since; what was left since stays left."""
+    """Leave the modes that were entered since ``held`` was taken; a mode that was left since then stays left."""
     now = modes()
     if now == held:
         return

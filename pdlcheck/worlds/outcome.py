@@ -1,4 +1,4 @@
-"""How a rank ended, and the one result or the one error that is made of all of them."""
+"""The outcome of each rank, and the one result or error that a run makes of all outcomes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
     "without_addresses",
 ]
 
-ENDS_A_PROCESS = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller they would end it
-lesser: list[type[BaseException]] = []  # what counts less than a failure, the least last: the skip of a test framework
+ENDS_A_PROCESS = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller, they would end it
+lesser: list[type[BaseException]] = []  # exceptions that rank below a failure, the least severe last: skips
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The rank's function returned ``value``; ``last`` is the rank's last operation, in words, where known."""
+    """The rank's function returned ``value``; ``last`` describes the rank's last operation, where known."""
 
     rank: int
     value: Any
@@ -51,12 +51,13 @@ class Raised:
     """The rank's function raised, or its process died.
 
     Args:
-        error: the exception itself where it could travel, else a ``RankFailed`` that quotes it.
-        traceback: the formatted traceback, empty where ``error`` still carries its own.
-        order: failures are numbered in the order in which they happened; the smallest is the first cause.
-        output: what the rank wrote to stdout and stderr, if it was captured.
-        last: the rank's last operation, in words, where known.
-        consequence: the error only says that another rank has gone.
+        rank: the rank.
+        error: the exception itself if it could be sent to the controller, else a ``RankFailed`` that quotes it.
+        traceback: the formatted traceback; empty if ``error`` still carries its own.
+        order: the number of the failure in order of time; the smallest one is the first cause.
+        output: the text that the rank wrote to stdout and stderr, if it was captured.
+        last: a description of the rank's last operation, where known.
+        consequence: the error only reports that another rank has gone.
         site: the user's line that raised, ``file.py:12``, where known.
     """
 
@@ -72,7 +73,10 @@ class Raised:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The rank itself was well; it was stopped because another one failed. ``where`` is the call it was in."""
+    """The rank was stopped because another rank failed.
+
+    ``where`` is the call it was in, and ``last`` describes its last operation.
+    """
 
     rank: int
     where: str = ""
@@ -83,10 +87,10 @@ Outcome = Returned | Raised | Stopped
 
 
 def check_has_run(value: Any, rank: int) -> None:
-    """Raise if ``value``, which the function of a rank has returned, says that nothing of its body has run."""
+    """Raise if ``value``, the return value of a rank's function, shows that the body of the function has not run."""
     if inspect.isgenerator(value) or inspect.iscoroutine(value) or inspect.isasyncgen(value):
         if inspect.iscoroutine(value):
-            value.close()  # else Python warns that nobody awaited it
+            value.close()  # else Python warns that it was never awaited
         raise TypeError(
             f"rank {rank} returned a {type(value).__name__} that cannot be sent to the controller: the body of its "
             "function has not run; return tensors, numbers, strings, or containers of these"
@@ -94,7 +98,7 @@ def check_has_run(value: Any, rank: int) -> None:
 
 
 def stopped_by_nobody(rank: int, words: str) -> RankFailed:
-    """The failure of a rank that ends like one that was stopped, where nobody has stopped it."""
+    """Return the failure of a rank that raised ``PeerFailed`` although no rank had failed before."""
     return RankFailed(
         f"rank {rank} raised PeerFailed ({words}) and no rank has failed before it: the exception was kept from an "
         "earlier run, or made by hand; let it pass where it comes up, and raise another one for a failure",
@@ -104,14 +108,17 @@ def stopped_by_nobody(rank: int, words: str) -> RankFailed:
 
 
 def cure_of_exit(error: SystemExit) -> str:
-    """What to do about a rank that has called ``sys.exit``: a call on ranks has no exit code, it returns or fails."""
+    """Return advice for a rank that called ``sys.exit``: a call on ranks has no exit code, it returns or fails."""
     if not error.code:
         return "a rank that has done its work returns: catch SystemExit around a program that ends so"
     return "raise an ordinary exception to make the call fail"
 
 
 def as_failure(rank: int, error: BaseException, traceback: str) -> RankFailed:
-    """In the place of one of ``ENDS_A_PROCESS``, which would end the controller, silently where its code is 0."""
+    """Return the failure that replaces one of ``ENDS_A_PROCESS``.
+
+    The original exception would end the controller, without any message if its code is 0.
+    """
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}); {cure_of_exit(error)}"
     else:
@@ -121,37 +128,43 @@ def as_failure(rank: int, error: BaseException, traceback: str) -> RankFailed:
 
 
 def without_addresses(text: str) -> str:
-    """The same for equal objects in different memory, such as two ranks' ``<Net object at 0x7f54c6b0>``."""
+    """Return ``text`` without memory addresses, so that equal objects of two ranks read alike.
+
+    For example, ``<Net object at 0x7f54c6b0>`` becomes ``<Net object at 0x...>``.
+    """
     return _ADDRESS.sub("at 0x...", text)
 
 
 def results(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Return the value of every rank, or raise the first cause with notes that tell the story of all ranks."""
+    """Return the value of every rank, or raise the first cause with notes about the outcomes of all ranks."""
     __tracebackhide__ = True
     raised = [outcome for outcome in outcomes if isinstance(outcome, Raised)]
     if not raised:
         return [o.value for o in outcomes if isinstance(o, Returned)]
     first = first_cause(raised)
-    told = getattr(first.error, "ranks", None) is not None  # Deadlock and its kin tell about every rank
+    told = getattr(first.error, "ranks", None) is not None  # Deadlock and similar errors already describe every rank
     for note in _output(first) if told else _story(first, outcomes):
         add_note(first.error, note)
     raise first.error
 
 
 def first_cause(raised: Sequence[Raised]) -> Raised:
-    """What failed first; of ranks that raise one verdict, one that it is about: its line is the one to show."""
+    """Return the first failure.
+
+    If several ranks raise the same verdict, prefer a rank that the verdict is about: its line is the one to show.
+    """
     first = min(raised, key=lambda outcome: (weight(outcome.error), outcome.order))
     odd = getattr(first.error, "odd", ()) if isinstance(first.error, PdlcheckError) else ()
     return next((outcome for outcome in raised if outcome.rank in odd and _alike(outcome, first)), first)
 
 
 def weight(error: BaseException) -> int:
-    """0 for a failure; more for what counts less, such as a skip."""
+    """Return 0 for a failure, and more for an exception that ranks below it, such as a skip."""
     return next((number for number, kind in enumerate(lesser, 1) if isinstance(error, kind)), 0)
 
 
 def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
-    """One line for all ranks that ended alike; the whole of each other failure; the first cause first."""
+    """Return one line for all ranks with the same outcome, then each other failure in full; the first cause comes first."""
     raised_this = _words(first, first, len(outcomes))
     lines: dict[str, tuple[str, list[int]]] = {without_addresses(raised_this): (raised_this, [])}
     others: dict[tuple[type, str], Raised] = {}
@@ -195,19 +208,19 @@ def _words(outcome: Outcome, first: Raised, world_size: int) -> str:
 
 
 def _alike(one: Raised, other: Raised) -> bool:
-    """One failure on two ranks: of one type, with one text or from one line."""
+    """Return whether two ranks failed in the same way: one type, and the same text or the same line."""
     same_text = _said(one) == _said(other)
     return type(one.error) is type(other.error) and (same_text or (bool(one.site) and one.site == other.site))
 
 
 def _said(raised: Raised) -> str:
-    """What two ranks have in common that failed in the same way."""
+    """Return the text of a failure without the parts that differ between ranks."""
     text = without_addresses(text_of(raised.error))
     return text.removeprefix(f"rank {raised.rank} ") if isinstance(raised.error, RankFailed) else text
 
 
 def _difference(raised: Raised, other: Raised) -> str:
-    """The first line of one message that the other has not."""
+    """Return the first line of one message that the other message does not have."""
     known = set(_said(other).splitlines())
     lines = zip(_said(raised).splitlines(), text_of(raised.error).splitlines(), strict=False)
     return next((line for said, line in lines if said not in known), _head(raised.error))

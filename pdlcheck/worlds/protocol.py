@@ -1,4 +1,4 @@
-"""What everything above the worlds knows about a world."""
+"""The protocols through which all other layers use a world."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ NOT_SENT = "a world cannot be sent to its ranks; inside the function use torch.d
 
 
 class Ranks(Protocol):
-    """Ranks that were started once and are kept for several calls."""
+    """Ranks that are started once and kept for several calls."""
 
     @property
     def world_size(self) -> int:
-        """Their number."""
+        """Return the number of ranks."""
 
     @property
     def intact(self) -> bool:
-        """False once a rank is gone or the block that opened them has ended: nothing further can run on them."""
+        """Return False once a rank has gone or the block that opened the ranks has ended: nothing more can run on them."""
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Like :meth:`World.run`, on these ranks."""
+        """Call ``fn`` as :meth:`World.run` does, on these ranks."""
 
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
-        """Like :meth:`run`, and return how every rank ended instead of raising."""
+        """Call ``fn`` as :meth:`run` does, and return the outcome of every rank instead of raising."""
 
 
 class World(Protocol):
@@ -48,25 +48,25 @@ class World(Protocol):
 
     @property
     def name(self) -> str:
-        """What ``--world`` takes and what test ids show: ``sim``, ``gloo``."""
+        """Return the value for ``--world``, which test ids also show: ``sim``, ``gloo``."""
 
     isolation: str
     """How much runs share, where ranks outlive a run: ``pool``, ``reinit`` or ``fresh``."""
 
     @property
     def shares_process(self) -> bool:
-        """True where the ranks are threads of this process, so that they see its objects."""
+        """Return True if the ranks are threads of this process, so they see its objects."""
 
     def check(self) -> None:
-        """Raise ``WorldUnavailable`` where this machine lacks what the ranks need."""
+        """Raise ``WorldUnavailable`` if this machine lacks something that the ranks need."""
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every rank and return the results in rank order.
 
-        The default process group is initialised in every rank; arguments are copied for each of them.
+        The default process group is initialised in every rank. Arguments are copied for each rank.
 
         Raises:
-            The exception of the rank that failed first, with its own type; its notes tell about the others.
+            Exception: the exception of the rank that failed first, with its own type; its notes describe the others.
         """
 
     def open(self, world_size: int) -> AbstractContextManager[Ranks]:
@@ -74,11 +74,11 @@ class World(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes and messages of the last run; raises ``Unsupported`` where nobody counts."""
+        """Return the bytes and messages of the last run; raise ``Unsupported`` if the world does not count them."""
 
     @property
     def timeline(self) -> Timeline:
-        """The last run in virtual time; raises ``Unsupported`` where there is none."""
+        """Return the last run in virtual time; raise ``Unsupported`` if there is none."""
 
     def close(self) -> None:
-        """Give back everything that the world holds: threads, processes, memory."""
+        """Release everything that the world holds: threads, processes, memory."""

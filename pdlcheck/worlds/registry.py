@@ -1,4 +1,4 @@
-"""The worlds by name. A new world is one module and one line here."""
+"""The table of worlds by name. A new world is one module and one line here."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     Args:
         name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes), ``mpi`` (local processes in a run
             of mpiexec) or ``nccl`` (local processes, each with a CUDA device of its own).
-        device: of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``sim`` and
-            ``gloo`` take both: ranks of ``gloo`` share the CUDA devices that there are, those of ``sim`` the first.
-        options: what the world takes: ``seed`` and ``timeout_s``; ``cuda_as_cpu``, which runs the CUDA code of ranks of
-            ``sim``, ``gloo`` and ``mpi`` on the CPU; for ``sim`` also ``semantics``, ``schedule``,
-            ``faults``, ``topology``, ``timeline`` and ``own_globals``, for the others ``watch`` and
-            ``threads_per_rank``; for all ``comm_wrappers``, modules whose callers reports show.
+        device: the device of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``sim``
+            and ``gloo`` take both. Ranks of ``gloo`` share the available CUDA devices; ranks of ``sim`` use the first.
+        options: the options of the world. All worlds take ``seed``, ``timeout_s`` and ``comm_wrappers``, the modules
+            whose callers appear in reports. ``sim``, ``gloo`` and ``mpi`` take ``cuda_as_cpu``, which runs the CUDA
+            code of ranks on the CPU. ``sim`` also takes ``semantics``, ``schedule``, ``faults``, ``topology``,
+            ``timeline`` and ``own_globals``; the others take ``watch`` and ``threads_per_rank``.
 
     Raises:
         ValueError: there is no world of that name, or no such device.
@@ -72,13 +72,13 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
 
 
 def when_made(listener: Callable[[World], object]) -> None:
-    """From now on ``listener`` is called with each new world, which has run nothing yet."""
+    """Call ``listener`` with each new world from now on, before anything has run on it."""
     if listener not in _listeners:
         _listeners.append(listener)
 
 
 def worlds_on(device: str) -> list[str]:
-    """The names of the worlds whose ranks have this kind of device, unless asked for another one.
+    """Return the names of the worlds whose ranks have this kind of device by default.
 
     Example:
         >>> worlds_on("cpu"), worlds_on("cuda")

@@ -1,4 +1,7 @@
-"""What a simulated network does where the rules of ``torch.distributed`` leave it a choice. Does not import torch."""
+"""The choices that the rules of ``torch.distributed`` leave open for the completion of operations.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +25,35 @@ _CHECKS = ("poison", "hazards", "leaks")
 
 @dataclass(frozen=True, kw_only=True)
 class Semantics:
-    """How operations complete on simulated ranks; each value is one that some real backend may show.
+    """The rules by which operations complete on simulated ranks; some real backend may show each value.
 
     Args:
-        send: ``rendezvous``, a send ends when its receive has been posted; ``buffered``, it ends at once; ``eager``, at
-            once up to ``eager_bytes``, else by rendezvous.
+        send: when a send returns: ``rendezvous``, when its receive has been posted; ``buffered``, at once; ``eager``,
+            at once up to ``eager_bytes``, else by rendezvous.
         eager_bytes: largest message that ``eager`` buffers, in bytes.
         data: when the buffers of an asynchronous operation are read: ``at_once``, as soon as all partners are there;
             ``at_wait``, when the first of them waits; ``random``, at any moment between.
-        completion: ``in_order``, an operation is seen to be complete as soon as it is; ``random``, polls and
-            callbacks of futures learn of it late and in any order.
-        reduce: the order in which the ranks' values are added: by rank, ``reversed``, or ``random``, which is one
-            order for each group and run. All ranks get the same bits.
-        messages: ``by_tag``, a receive takes the first message of its tag; ``in_order``, tags are ignored, and the
-            operations between two ranks are carried out one after the other, as posted, except those of one batch.
-        polls: ``answered``, a message that has arrived is complete for a rank that asks; ``after_wait``, it is so only
-            once it has been waited for, as on gloo, lost or not; so is a ``reduce_scatter``.
-        second_wait: a message that has been waited for and is waited for again ``blocks`` for ever, as on gloo, or
-            ``returns``, as on nccl.
-        waits: who has waited for a collective has waited for its ``own`` operation alone, as on gloo, or for the
-            ``earlier`` collectives on its group, too, as on nccl: a stream carries out one after the other.
-        poison: outputs of a pending operation hold NaN, or the smallest integer, until it is waited for; so does for
-            good the tensor of a ``reduce`` on ranks that are not its ``dst``, in which gloo leaves partial sums, but
-            NCCL, whose messages are ``in_order``, what was there.
-        hazards: a rank that touches a buffer of a pending operation raises ``BufferHazard``.
-        leaks: a run that ends with work that nobody waited for, or a message nobody received, raises ``LeakedWork``.
+        completion: when ranks see a completed operation: ``in_order``, as soon as it is complete; ``random``, polls and
+            callbacks of futures see it late and in any order.
+        reduce: the order in which the ranks' values are added: ``rank_order``, ``reversed``, or ``random``, which is
+            one order for each group and run. All ranks get the same bits.
+        messages: ``by_tag``, a receive takes the first message with its tag; ``in_order``, tags are ignored, and the
+            operations between two ranks run one after the other, as posted, except those of one batch.
+        polls: ``answered``, a poll reports a message that has arrived as complete; ``after_wait``, only after a wait
+            for it, as on gloo, whether or not the message is lost. The same holds for a ``reduce_scatter``.
+        second_wait: a second wait for the same message ``blocks`` for ever, as on gloo, or ``returns``, as on nccl.
+        waits: what a wait for a collective covers: its ``own`` operation, as on gloo, or also the ``earlier``
+            collectives of its group, as on nccl, where a stream runs one after the other.
+        poison: outputs of a pending operation hold NaN, or the smallest integer, until the rank waits for it. After
+            ``reduce``, ranks other than ``dst`` keep the poison, because gloo leaves partial sums there. They do not
+            with ``messages='in_order'``, because NCCL leaves the tensor unchanged.
+        hazards: a rank that accesses a buffer of a pending operation raises ``BufferHazard``.
+        leaks: a run that ends with an operation that no rank waited for, or a message that no rank received, raises
+            ``LeakedWork``.
 
     Raises:
-        ValueError: a value is none of those named here.
-        TypeError: a check is neither True nor False, or ``eager_bytes`` is no int.
+        ValueError: a value is not one of those named here.
+        TypeError: a check is neither True nor False, or ``eager_bytes`` is not an int.
 
     Example:
         >>> Semantics(send="eager", eager_bytes=4096)
@@ -86,17 +89,17 @@ class Semantics:
             )
 
     def __repr__(self) -> str:
-        """With what differs from the default alone."""
+        """Return the call with only the values that differ from the defaults."""
         values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
         return f"Semantics({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
 
     @property
     def name(self) -> str | None:
-        """Of the profile that it is, if it is one."""
+        """Return the name of the profile that equals this object; None if there is none."""
         return next((name for name, profile in PROFILES.items() if profile == self), None)
 
     def buffers(self, nbytes: int) -> bool:
-        """Does a send of ``nbytes`` end without its receive?"""
+        """Return whether a send of ``nbytes`` returns before its receive is posted."""
         return self.send == "buffered" or (self.send == "eager" and nbytes <= self.eager_bytes)
 
 
@@ -109,11 +112,15 @@ PROFILES = {
 
 
 def make_semantics(profile: Semantics | str = "rendezvous", /, **changes: Any) -> Semantics:
-    """Return a profile, by name or as it is, with some values changed.
+    """Return a profile, given by name or as an object, with some values changed.
+
+    Args:
+        profile: the name of a profile, or a ``Semantics``.
+        changes: new values, by the argument names of ``Semantics``.
 
     Raises:
         ValueError: there is no profile of that name, or a value is unknown.
-        TypeError: ``changes`` names something that Semantics does not have.
+        TypeError: ``changes`` has a name that ``Semantics`` does not have, or ``profile`` has another type.
 
     Example:
         >>> make_semantics("nccl", leaks=False).messages

@@ -12,12 +12,12 @@ _OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("worlds", "
 
 
 def is_ours(path: str) -> bool:
-    """True for the files that run a user's code on ranks."""
+    """Return whether ``path`` is one of pdlcheck's files that run user code on ranks."""
     return path.startswith(_OURS)
 
 
 def site_of(error: BaseException) -> str:
-    """``path:line`` of the innermost frame that ran outside the worlds; empty if there is none."""
+    """Return ``path:line`` of the innermost frame outside those files; empty if there is none."""
     site = ""
     for frame, line in walk_tb(error.__traceback__):
         if not is_ours(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""What Python still holds of ``sys.stdout`` and ``sys.stderr``. Does not import torch."""
+"""The text that Python still buffers for ``sys.stdout`` and ``sys.stderr``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["flush_streams"]
 
 
 def flush_streams() -> None:
-    """Write it out, whatever stands there: a program may have closed a stream, or put ``None`` in its place."""
+    """Flush both streams, and ignore errors: a program may have closed a stream or replaced it by ``None``."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

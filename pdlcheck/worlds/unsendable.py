@@ -1,4 +1,4 @@
-"""What to say of an argument or a result that cannot travel between processes: which it is, and what in it cannot."""
+"""The error for an argument or a result that cannot be sent between processes: it names the value and the bad part."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pdlcheck.worlds.exceptions import text_of
 
 __all__ = ["unsendable_call", "users", "within"]
 
-Trouble = Callable[[Any], BaseException | None]  # what happens when a value is to travel; None if it can
+Trouble = Callable[[Any], BaseException | None]  # returns the error of sending a value; None if it can be sent
 
 _LEVELS = 8
-_PARTS = 1000  # of one container that are tried
-_HELD = "'s "  # before the name of what a function holds
+_PARTS = 1000  # the number of parts tried in one container
+_HELD = "'s "  # stands before the name of a variable that a function refers to
 _MACHINERY = ("cloudpickle", "copy", "copyreg", "pdlcheck", "pickle")
 _CURE = "create it inside the function, or pass what it is made of"
 
@@ -25,9 +25,14 @@ _CURE = "create it inside the function, or pass what it is made of"
 def unsendable_call(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trouble: Trouble, *, of: str = ""
 ) -> TypeError | None:
-    """Make the error for a call of which a part cannot be sent to the ranks; None where each of them can by itself.
+    """Return the error for a call with a part that cannot be sent to the ranks; None if every part alone can be sent.
 
-    ``of``: what the function is called; default: its name.
+    Args:
+        fn: the function of the call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        trouble: returns the exception raised when a value is sent; None if it can be sent.
+        of: the name of the function in the message; default: its own name.
     """
     of = of or getattr(fn, "__qualname__", repr(fn))
     parts = [(f"the function {of}", "", fn)]
@@ -41,7 +46,10 @@ def unsendable_call(
 
 
 def within(value: Any, name: str, cause: BaseException, trouble: Trouble) -> str:
-    """In words: what kind of object ``name`` is, "" for one without; which part of it cannot travel, and why."""
+    """Return a description of the object ``name``: its type, the part that cannot be sent, and the reason.
+
+    ``name`` is "" for an object without a name.
+    """
     path, part, cause = _innermost(value, cause, trouble, _LEVELS)
     why = f"{type(cause).__name__}: {_first_line(cause)}"
     if not name:
@@ -50,7 +58,7 @@ def within(value: Any, name: str, cause: BaseException, trouble: Trouble) -> str
 
 
 def users(error: BaseException) -> BaseException | None:
-    """The error, where it comes from code of a class of the user's: what the libraries do until then tells nothing."""
+    """Return the error if it comes from code of a user's class; else None: a library's traceback does not help."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     name = str(frames[-1].f_globals.get("__name__")) if frames else ""
     return None if name.partition(".")[0] in _MACHINERY else error
@@ -65,7 +73,7 @@ def _innermost(value: Any, cause: BaseException, trouble: Trouble, levels: int) 
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Those that a person can name. What a class with a way of its own to travel holds is its own business."""
+    """Yield the parts that a user can name, except those of an object whose class pickles in its own way."""
     kind: Any = type(value)
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
@@ -74,7 +82,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, FunctionType):
         try:
             held = inspect.getclosurevars(value)
-        except ValueError:  # a variable that has no value yet
+        except ValueError:  # a variable has no value yet
             return
         yield from ((f"{_HELD}{name}", part) for name, part in {**held.globals, **held.nonlocals}.items())
     elif kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
@@ -82,14 +90,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments, by the names that the function has for them, or else by number."""
+    """Yield the arguments with the function's names for them, or with their numbers."""
     try:
         known = [
             parameter.name
             for parameter in inspect.signature(fn).parameters.values()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-    except (TypeError, ValueError):  # of C, or none that can be called
+    except (TypeError, ValueError):  # fn is written in C, or cannot be called
         known = []
     for place, value in enumerate(args):
         yield (repr(known[place]) if place < len(known) else str(place)), value

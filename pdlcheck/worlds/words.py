@@ -1,4 +1,4 @@
-"""Ranks in words: which of them, and what is said of those that have it in common. Does not import torch."""
+"""Phrases about ranks: which ranks, and one line for ranks that share a description. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MANY = 4
 
 
 def who(sides: Sequence[Sequence[int]]) -> str:
-    """Ranks, by what they have in common.
+    """Return a phrase for groups of ranks.
 
     Example:
         >>> who([[2]]), who([[0], [1]]), who([[2], [0, 1, 3, 4, 5]])
@@ -22,7 +22,7 @@ def who(sides: Sequence[Sequence[int]]) -> str:
 
 
 def listed(parts: Sequence[object]) -> str:
-    """All of a few, the first of many.
+    """Return a phrase that lists all parts if they are few, and the first ones if they are many.
 
     Example:
         >>> listed("a"), listed("ab"), listed("abc"), listed("abcdef")
@@ -35,7 +35,7 @@ def listed(parts: Sequence[object]) -> str:
 
 
 def spans(ranks: Sequence[int]) -> str:
-    """Ranks in the order given, runs of three and more in short.
+    """Return ranks in the given order, with runs of three or more shortened.
 
     Example:
         >>> spans((0, 1, 2, 3)), spans((0, 1)), spans((4, 5, 6, 2))
@@ -51,7 +51,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 
 def in_common(words: Mapping[int, str]) -> list[str]:
-    """One line for all ranks of which the same is said.
+    """Return one line for all ranks with the same description.
 
     Example:
         >>> in_common({0: "blocked", 1: "has returned", 2: "blocked"})
@@ -61,7 +61,7 @@ def in_common(words: Mapping[int, str]) -> list[str]:
 
 
 def alike(words: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of which the same is said, in the order of the first of them."""
+    """Return the ranks by their description, in the order of the first rank of each."""
     ranks: dict[str, list[int]] = {}
     for rank, said in words.items():
         ranks.setdefault(said, []).append(rank)

@@ -164,7 +164,7 @@ def test_a_file_that_one_rank_cannot_read_is_refused_by_all(subject, world, tmp_
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 def test_a_sparse_tensor_that_was_unpickled_before_is_no_reason_to_refuse(subject, tmp_path):
-    """torch checks such tensors when it loads the next file, and warns about the time; here warnings are errors."""
+    """Such tensors are checked by torch when it loads the next file, with a warning; here warnings are errors."""
     pickle.loads(pickle.dumps(torch.eye(2).to_sparse()))
     model = net()
     assert subject(save_checkpoint(tmp_path, model=model, step=3), model=model) == 3

@@ -184,7 +184,7 @@ def test_the_state_of_every_rank_is_the_same_while_steps_are(subject):
 def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
     subject, num_samples, world_size, other, batch, workers, tail
 ):
-    """This also holds for uneven or empty shares; on any number of ranks no sample of the pass comes again."""
+    """Shares may also be uneven or empty; on any number of ranks no sample of the pass comes again."""
     states = []
     for rank in range(world_size):
         sampler = subject(range(num_samples), world_size, rank, tail=tail)
@@ -208,7 +208,7 @@ def test_a_pass_that_is_used_up_leaves_one_state_on_all_ranks(
 def test_a_loader_that_fetched_ahead_leaves_the_last_samples_of_an_uneven_epoch(
     subject, num_samples, world_size, other, shuffle
 ):
-    """This is the state after the last step that all ranks take.
+    """After the last step that all ranks take, two kinds of state are valid.
 
     Rank 0's state is valid for any number of ranks; each rank's own state is valid for the same number.
     """

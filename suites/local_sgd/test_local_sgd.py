@@ -223,7 +223,7 @@ def test_rounds_work_in_bfloat16(subject, rank):
 @few
 @given(k=st.sampled_from([1, 2, 4, 10]), optimizer=st.sampled_from([MOMENTUM, ADAM]))
 def test_training_with_gradients_synchronised_at_every_kth_step(subject, world, k, optimizer):
-    """k is 1, 2, 4 or 10, as in D. Gannon (2020); in between, replicas take their own steps."""
+    """The numbers k are those of D. Gannon (2020): 1, 2, 4, 10; in between, replicas take their own steps."""
 
     def every_kth(optimizer, model):
         def step():

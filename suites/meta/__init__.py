@@ -1,1 +1,1 @@
-"""The checks reject broken subjects; the plugin, the worlds and the command are tested from outside."""
+"""Tests of pdlcheck itself: checks reject broken subjects; plugin, worlds and command are tested from outside."""

@@ -1,4 +1,4 @@
-"""The folder that holds the suites: in a clone of the repository, what they test is beside them."""
+"""The folder that holds the suites: in a clone of the repository, the tested files are beside them."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from pathlib import Path
 
 __all__ = ["ROOT"]
 
-ROOT = Path(__file__).parents[len(__package__.split("."))]  # pdlcheck.suites.meta where it is installed
+ROOT = Path(__file__).parents[len(__package__.split("."))]  # pdlcheck.suites.meta in an installed package

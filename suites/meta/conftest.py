@@ -1,4 +1,4 @@
-"""What several files of these tests have in common."""
+"""Fixtures that several files of these tests share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import torch._dynamo  # noqa: F401 - optimizers import it; what inner runs import they forget, and torch cannot twice
+import torch._dynamo  # noqa: F401 - optimizers import it; inner runs forget imports, and torch fails on a second
 
-# the inner runs forget the modules that they import: what keeps state must be there before
+# Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated  # noqa: F401
 
@@ -22,7 +22,7 @@ W = pytest.mark.world_size(2)
 
 @pytest.fixture(autouse=True, scope="session")
 def one_server_for_a_session_of_its_own():
-    """A program that a test starts has a hash seed: one server forks its ranks, not two. It takes a third less time."""
+    """Give each program that a test starts a hash seed, so one server forks its ranks, not two: a third less time."""
     start = subprocess.Popen.__init__
 
     def popen(self, args, *rest, env=None, **more):
@@ -36,12 +36,12 @@ def one_server_for_a_session_of_its_own():
 
 @pytest.fixture
 def run(pytester):
-    """Write a test file, run it on rank processes in a pytest of its own."""
+    """Return a function that writes a test file and runs it on rank processes in its own pytest session."""
 
     def run(source, *options, world="gloo", new_process=False, **files):
         pytester.makepyfile(test_inner=HEAD + source, **files)
         start = pytester.runpytest_subprocess if new_process else pytester.runpytest_inprocess
-        # in this process, and where the project is installed in place, pytest finds its files imported already
+        # an inner run in this process finds the files of a project that is installed in place already imported
         quiet = ("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
         return start("--world", world, "-p", "no:cacheprovider", *options, *quiet)
 
@@ -50,7 +50,7 @@ def run(pytester):
 
 @pytest.fixture
 def system(tmp_path):
-    """Writes files of a Linux system, by their path from the root, and returns the root."""
+    """Return a function that writes files of a Linux system, by path from the root, and returns the root."""
 
     def write(files):
         for name, text in files.items():
@@ -63,7 +63,7 @@ def system(tmp_path):
 
 @pytest.fixture
 def only_this_file(request, monkeypatch):
-    """The other files of these tests, thousands of globals, are not there: they would count as the user's modules."""
+    """Remove the other files of these tests with thousands of globals, which would count as the user's modules."""
     needed = [request.module, *vars(request.module).values()]
     for name, module in list(sys.modules.items()):
         if name.startswith("suites.") and not hasattr(module, "__path__") and module not in needed:

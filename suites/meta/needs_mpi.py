@@ -1,4 +1,4 @@
-"""Skips tests where ranks of MPI cannot start, with the command that changes it."""
+"""A marker that skips tests if MPI ranks cannot start; its reason has the install command."""
 
 from __future__ import annotations
 

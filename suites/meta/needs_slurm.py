@@ -1,4 +1,4 @@
-"""Starts the Slurm cluster of ``ci/verdicts/slurm.py`` for a test, or skips the test with the command that gets it."""
+"""The Slurm cluster of ``ci/verdicts/slurm.py`` for a test, or a skip with the install command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE = ROOT / "ci" / "verdicts" / "slurm.py"
 
 
 def slurm_cluster(nodes: int) -> AbstractContextManager[dict[str, str]]:
-    """A cluster of nodes that are all this machine, with the variables that make ``srun`` find it."""
+    """Return a cluster whose nodes are all this machine; entering it gives the variables that ``srun`` needs."""
     if not _FILE.exists():
         pytest.skip("needs ci/verdicts/slurm.py: run the suites in a clone of the repository")
     spec = importlib.util.spec_from_file_location("_slurm", _FILE)

@@ -1,4 +1,4 @@
-"""Which processes have not ended. A pid may be reused: the start time tells two processes with one pid apart."""
+"""Processes that have not ended. A pid may be reused; the start time distinguishes two processes with one pid."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["is_running", "start_of", "state_of", "still_running"]
 
 
 def state_of(pid: int) -> str:
-    """The letter that /proc has for the state of a process; X where there is none any more."""
+    """Return the state letter of a process in /proc; X if there is no such process."""
     return _stat(pid)[0]
 
 
 def start_of(pid: int) -> str:
-    """When the process was started, in ticks since the system was; empty where there is none any more."""
+    """Return the start of the process in ticks since the system's start; empty if there is no such process."""
     return _stat(pid)[1]
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process has not ended; one that is stopped has not."""
+    """Return whether the process has not ended; a stopped process has not."""
     return state_of(pid) not in "ZX"
 
 
@@ -28,7 +28,7 @@ def still_running(pids: Iterable[int] | Mapping[int, str], within_s: float = 20)
     """Wait for the end of processes; return those that have not ended within a time.
 
     Args:
-        pids: of the processes, or when each was started, by pid: another one that has got its number since is not it.
+        pids: the processes, or a mapping from pid to start time, which excludes a later process with the same pid.
         within_s: how long to wait.
     """
     until = time.monotonic() + within_s
@@ -47,7 +47,7 @@ def _is_that(pid: int, start: str) -> bool:
 def _stat(pid: int) -> tuple[str, str]:
     try:
         if f"\nTgid:\t{pid}\n" not in Path(f"/proc/{pid}/status").read_text():
-            return "X", ""  # the number is that of a thread
+            return "X", ""  # the number belongs to a thread
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return "X", ""

@@ -1,4 +1,4 @@
-"""What torch itself cannot do on some machines; tests of it are skipped there."""
+"""Operations that torch itself cannot do on some machines; tests of them are skipped there."""
 
 from __future__ import annotations
 

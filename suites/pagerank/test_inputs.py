@@ -118,7 +118,7 @@ def test_17_digits_take_one_rounding_not_two(subject, tmp_path):
     ids=st.lists(st.integers(0, 12) | st.integers(0, 2**63 - 1), min_size=2, max_size=30), gap=st.integers(1, 10**12)
 )
 def test_the_nodes_are_those_that_have_an_edge(subject, ids, gap):
-    """This holds for ids of any size: a table numbers small ranges, a hash table the others."""
+    """Ids may have any size: a table numbers small ranges, a hash table the others."""
     ids = [*ids[: len(ids) // 2 * 2], 0, gap]
     with TemporaryDirectory() as folder:
         path = Path(folder, "edges")

@@ -34,7 +34,7 @@ def note_steps(counters: Any, size: int, steps: int, taken: Any, early: Any) -> 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_nobody_goes_on_before_all_are_there(size):
-    """This also holds with more threads than cores."""
+    """There may be more threads than cores."""
     counters, taken, early = np.zeros(FIRST_COUNTER, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)
     note_steps(counters.copy(), 1, 1, taken.copy(), early.copy())  # compiles
     with ThreadPoolExecutor(size) as pool:
@@ -124,7 +124,7 @@ def many_blocks() -> Graph:
 
 @pytest.mark.parametrize("method", ["power", "gauss-seidel"])
 def test_any_number_of_threads_finds_the_same_bits(monkeypatch, method):
-    """This also holds with more threads than cores, as when other programs use some of them."""
+    """There may be more threads than cores, as when other programs use some of them."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
     graph, before, found = many_blocks(), torch.get_num_threads(), set()
     try:

@@ -59,7 +59,7 @@ def counted_loss(out, labels):
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_micro_batch_that_does_not_count_is_a_step_with_gradients_of_zero(subject, world, recompute):
-    """This holds in every stage: momentum moves all weights."""
+    """Momentum moves the weights in every stage."""
     labels = torch.arange(18) % 3
     labels[6:8] = 1  # the mean of the fourth micro-batch is NaN
     start = starter(
@@ -141,7 +141,7 @@ def steps_alone(model, batches, weights):
 @pytest.mark.if_subject_takes("loss_weight")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_micro_batch_of_pipedream_counts_as_loss_weight_says_in_all_pipelines(subject, world, stages):
-    """This also holds in stages that see no targets; a micro-batch of weight 0 everywhere still applies momentum."""
+    """Stages that see no targets do the same; a micro-batch of weight 0 everywhere still applies momentum."""
     weights = [[1.0, 0.0, 3.0, 0.0], [3.0, 0.0, 0.0, 1.0]] if stages == 1 else [[1.0], [3.0]]
     count = len(weights[0])
     batches = [samples(count, seed=seed) for seed in range(2)]

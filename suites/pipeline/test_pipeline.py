@@ -158,7 +158,7 @@ def test_a_partial_says_whether_it_adds(subject, world):
 
 
 def test_gradients_accumulate_over_steps(subject, world):
-    """This also holds for tied parameters: only this step's parts are summed over the stages."""
+    """Tied parameters accumulate too: only the parts of the current step are summed over the stages."""
 
     def accumulate():
         torch.manual_seed(0)

@@ -213,7 +213,7 @@ def test_a_hidden_state_has_its_samples_along_dim(subject, batch_first, samples)
 @pytest.mark.beyond_contract("error messages")
 @verifies
 def test_a_hidden_state_with_its_samples_elsewhere_is_refused(subject):
-    """torch's DataParallel drops samples here."""
+    """DataParallel of torch drops samples here."""
     layer = nn.LSTM(3, 4, batch_first=True)
     state = tuple(torch.zeros(1, 4, 4) for _ in range(2))
     with pytest.raises(ValueError, match=r"as many samples in every tensor along dim=0, got args\[0\] 4, .* 1;"):

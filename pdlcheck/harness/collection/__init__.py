@@ -1,1 +1,1 @@
-"""Which tests there are: on which worlds, of which sizes, with which options."""
+"""The collection of tests: their worlds, world sizes and options."""

@@ -1,4 +1,4 @@
-"""Which world and world size a test runs on. Does not import torch."""
+"""The world and the world size of a test. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
     "world_of",
 ]
 
-CASE = "pdlcheck_case"  # the hidden argument by which a test is repeated
+CASE = "pdlcheck_case"  # the hidden parameter that repeats a test
 IN_RANK = pytest.StashKey[bool]()
 
 
 class Case(NamedTuple):
-    """One world and one number of ranks. ``timed``: the test measures, so nothing watches what its ranks post."""
+    """One world and one world size; ``timed``: the test measures, so the ranks' operations are not watched."""
 
     world: str
     world_size: int
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 
 def world_names(config: pytest.Config) -> list[str]:
-    """The worlds of ``--world``, in order; by default the simulated one, under a launcher the launched processes."""
+    """Return the worlds of ``--world``, in order; by default ``sim``, or ``gloo`` under a launcher."""
     names = config.getoption("--pdl-world")
     if names is None:
         names = "gloo" if _is_launched(config) else "sim"
@@ -57,21 +57,21 @@ def _is_launched(config: pytest.Config) -> bool:
 
 
 def names_worlds(config: pytest.Config) -> bool:
-    """Whether the user has named worlds for this session, as an option or in an ini file."""
+    """Return whether the user has named worlds for this session, with an option or in an ini file."""
     return bool(config.option.pdl_world_was_given)
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """The world and world size on whose ranks the body of this item runs, if it does."""
+    """Return the world and world size of an item whose body runs on ranks; None for other items."""
     callspec = getattr(item, "callspec", None)
     return None if callspec is None else callspec.params.get(CASE)
 
 
 def begins_with_group(item: pytest.Item) -> bool:
-    """Return False where the marker says that the ranks of this item begin without a default process group.
+    """Return False if the marker sets ``process_group=False``: the ranks begin without a default process group.
 
-    They have the environment of a launcher then, as a script has under torchrun. A marker of the item's parameters
-    counts more than one of the whole test.
+    They then have a launcher's environment, like a script under torchrun. A marker of the item's parameters takes
+    precedence over one of the whole test.
     """
     marks = [*getattr(getattr(item, "callspec", None), "marks", ()), item.get_closest_marker("world_size")]
     marker = next((mark for mark in marks if mark is not None and mark.name == "world_size"), None)
@@ -79,7 +79,7 @@ def begins_with_group(item: pytest.Item) -> bool:
 
 
 def world_of(item: pytest.Item) -> str | None:
-    """The name of the world that this item runs on; None where it runs on none."""
+    """Return the name of the world that this item runs on; None if it runs on none."""
     case, callspec = case_of(item), getattr(item, "callspec", None)
     if case is not None:
         return case.world
@@ -89,22 +89,22 @@ def world_of(item: pytest.Item) -> str | None:
 
 
 def is_our_world(definitions: Mapping[str, Sequence[Any]]) -> bool:
-    """Is ``world``, as those who ask get it, the plugin's fixture, and no parameter or fixture of the user's?"""
+    """Return whether the fixture ``world`` of a test is the plugin's, not a parameter or fixture of the user's."""
     found = definitions.get("world") or ()
     return bool(found) and is_ours(found[-1])
 
 
 def may_name_ranks(definition: pytest.Item, fixturenames: Sequence[str]) -> bool:
-    """A quick look at a test that is not repeated yet: could it, or one of its parameters, name numbers of ranks?"""
+    """Return quickly whether a test, before it is repeated, or one of its parameters could name world sizes."""
     return "world" in fixturenames or any(
         mark.name in ("world_size", "parametrize") for mark in definition.iter_markers()
     )
 
 
 def require_ranks(item: pytest.Item) -> None:
-    """Fail a marked test that pytest does not let us repeat: it would pass without ever having had ranks.
+    """Fail a marked test that pytest does not repeat, because it would pass without ranks.
 
-    Doctests cannot be marked: a marker of their module is about its test functions.
+    Doctests cannot be marked: a marker of their module applies to its test functions.
     """
     if isinstance(item, pytest.DoctestItem):
         return
@@ -127,5 +127,5 @@ def _has_our_faults(marker: pytest.Mark) -> bool:
 
 
 def runs_in_a_rank(config: pytest.Config) -> bool:
-    """True in the pytest session that a rank process keeps."""
+    """Return whether this is the pytest session of a rank process."""
     return config.stash.get(IN_RANK, False)

@@ -11,5 +11,5 @@ _INI = "pdlcheck_cuda_as_cpu"
 
 
 def runs_cuda_as_cpu(config: pytest.Config) -> bool:
-    """Whether the ranks of this session run CUDA code on the CPU."""
+    """Return whether the ranks of this session run CUDA code on the CPU."""
     return bool(config.getoption(OPTION) or config.getini(_INI))

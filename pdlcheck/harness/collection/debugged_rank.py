@@ -1,4 +1,4 @@
-"""Tests that have no rank of the number that ``--rank-pdb`` names: what they do there, nobody could look at."""
+"""Tests without a rank of the number that ``--rank-pdb`` names: no debugger can stop in them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pdlcheck.harness.collection import cases
 
 __all__ = ["calls_without", "noting_world_sizes", "require_the_rank", "tests_without"]
 
-_NAMED = 3  # of the tests
-_sizes = pytest.StashKey[dict[str, int]]()  # by node id, the largest that a test has called for
+_NAMED = 3  # the greatest number of tests that a line names
+_sizes = pytest.StashKey[dict[str, int]]()  # by node id, the largest world size of a test's runs
 
 
 def require_the_rank(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Stop with a usage error where no test of the session can have such a rank."""
+    """Raise a usage error if no test of the session can have the debugged rank."""
     rank, with_ranks = _debugged(config), _on_ranks(items)
     if rank is None or not with_ranks:
         return
@@ -30,14 +30,14 @@ def require_the_rank(config: pytest.Config, items: Sequence[pytest.Item]) -> Non
 
 
 def tests_without(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    """A line for the terminal; None if all of the tests have the rank."""
+    """Return a line for the terminal about marked tests without the debugged rank; None if all have it."""
     rank = _debugged(config)
     return None if rank is None else _told(rank, {item.nodeid: _size(item) for item in _on_ranks(items)})
 
 
 @contextmanager
 def noting_world_sizes(item: pytest.Item, world: Any) -> Iterator[None]:
-    """While a test runs that calls ``world.run``: note for how many ranks."""
+    """Record the world sizes of a test that calls ``world.run`` in the block."""
     rank, sizes, opened = item.config.getoption("--pdl-rank-pdb"), [], world.open
     if rank is None:
         yield
@@ -57,7 +57,7 @@ def noting_world_sizes(item: pytest.Item, world: Any) -> Iterator[None]:
 
 
 def calls_without(config: pytest.Config) -> str | None:
-    """The same of tests that call ``world.run``, when they have run."""
+    """Return such a line about the tests that called ``world.run``, after they have run."""
     rank, sizes = _debugged(config), config.stash.get(_sizes, {})
     return None if rank is None else _told(rank, sizes)
 

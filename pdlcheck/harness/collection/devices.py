@@ -1,4 +1,4 @@
-"""The workers of pytest-xdist share the machine's CUDA devices out among themselves."""
+"""The division of the machine's CUDA devices among the workers of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def share_of(devices: Sequence[str], worker: int, workers: int) -> list[str]:
-    """The devices of one of several workers: disjoint where there are enough, else one that others use too.
+    """Return the devices of one of several workers: disjoint if there are enough, otherwise one shared device.
 
     Example:
         >>> [share_of("01234", worker, 2) for worker in range(2)]
@@ -32,7 +32,7 @@ def share_of(devices: Sequence[str], worker: int, workers: int) -> list[str]:
 def divide_among_workers(
     config: pytest.Config, environment: MutableMapping[str, str] = os.environ, driver: Path = _DRIVER
 ) -> None:
-    """In a worker of pytest-xdist, before anything uses CUDA: see only the own devices."""
+    """Let a worker of pytest-xdist see only its own devices; call this before anything uses CUDA."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
         return

@@ -1,8 +1,9 @@
-"""Classes that derive from a ``DistributedTest`` or a ``DistributedFixture``, as DeepSpeed's suite has them.
+"""Classes that derive from a ``DistributedTest`` or a ``DistributedFixture``, as in DeepSpeed's suite.
 
-Such a base class starts processes when it is called with pytest's ``request``, and has ``run`` called there. It is told
-by its shape: its name, a ``world_size``, ``run`` and ``__call__``. In a session that names worlds with ``--world``, its
-``__call__`` runs on those instead. Fixtures are set up once, in the controller, as under the base class.
+Such a base class starts processes when it is called with pytest's ``request``, and calls ``run`` in them. This module
+recognizes it by its shape: its name, a ``world_size``, ``run`` and ``__call__``. In a session that names worlds with
+``--world``, its ``__call__`` runs on those worlds instead. Fixtures are set up once, in the controller, as under the
+original base class.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _TEST, _FIXTURE = "DistributedTest", "DistributedFixture"
 
 
 def is_distributed_test(cls: Any) -> bool:
-    """Does this class derive from a ``DistributedTest`` that runs on the worlds of the session?"""
+    """Return whether this class derives from a ``DistributedTest`` that runs on the worlds of the session."""
     return any(hasattr(vars(base).get("__call__"), _OURS) for base in _bases(cls, _TEST))
 
 
 def collect(collector: pytest.Collector, name: str, obj: type) -> None:
-    """A class of a test file is met: let the launchers in its bases run it on worlds, and be a fixture what is one."""
+    """Let the launchers among a collected class's bases run it on worlds, and register a ``DistributedFixture``."""
     if runs_in_a_rank(collector.config):
         return
     if tests := [*_bases(obj, _TEST)]:
@@ -39,7 +40,7 @@ def collect(collector: pytest.Collector, name: str, obj: type) -> None:
 
 
 def _bases(cls: Any, name: str) -> Iterator[type]:
-    """Those of its bases that start ranks, for a class that has one of this name among them."""
+    """Yield the classes in the inheritance of ``cls`` that start ranks, if one of its bases has this name."""
     mro = cls.__mro__ if issubclass(type(cls), type) else ()
     if not any(base.__name__ == name and _launches(base) for base in mro[1:]):
         return
@@ -53,7 +54,7 @@ def _launches(base: Any) -> bool:
 
 
 def _exchange(base: Any) -> None:
-    """Let calls of the class run on a world."""
+    """Replace ``__call__`` of a class, so that calls run on a world."""
     if not hasattr(vars(base)["__call__"], _OURS):
 
         def run_on_world(self: Any, request: pytest.FixtureRequest) -> None:
@@ -67,7 +68,7 @@ def _exchange(base: Any) -> None:
 
 
 def _mark(cls: Any) -> None:
-    """Its tests use the fixture ``world``, and so run once on each."""
+    """Let the tests of a class use the fixture ``world``, so that they run once on each world."""
     own = vars(cls).get("pytestmark", [])
     own = list(own) if isinstance(own, list | tuple) else [own]
     if not any(mark.name == "usefixtures" and "world" in mark.args for mark in own):
@@ -75,7 +76,7 @@ def _mark(cls: Any) -> None:
 
 
 def _register(collector: Any, name: str, cls: Any) -> None:
-    """As pytest did itself up to 8.3, where a class could say that it was a fixture."""
+    """Register a class as a fixture, as pytest itself did up to 8.3, where a class could declare itself a fixture."""
 
     def distributed_fixture(request: pytest.FixtureRequest) -> object:
         made = cls()

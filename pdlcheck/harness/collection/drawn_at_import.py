@@ -1,7 +1,7 @@
-"""Test files that draw random numbers when they are imported: on a cluster each rank draws others.
+"""Test files that draw random numbers when they are imported: on a cluster, each rank draws different numbers.
 
-Only files whose text asks for ranks are looked at: what other files draw is left as it is, and nothing is imported for
-them. Does not import torch, except where such a file is about to.
+Only files whose text mentions ranks are examined. The random numbers of other files stay as they are, and nothing is
+imported for them. This module does not import torch, unless such a file is about to import it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _IMPORTS = {
     module: re.compile(rf"^[ \t]*(?:from[ \t]+{name}\b|import[ \t].*\b{name}\b)", re.M)
     for module, name in (("torch", "torch"), ("numpy.random", "numpy"))
 }
-_began = random.getstate()  # as this process began, but for what the start of pytest has drawn
+_began = random.getstate()  # the state at the start of this process, except for numbers that pytest's start has drawn
 _told: pytest.StashKey[set[Path]] = pytest.StashKey()
 
 
 def asks_for_ranks(collector: pytest.Collector) -> bool:
-    """Is this a test file, about to be imported in the controller, whose text asks for ranks?"""
+    """Return whether this is a test file, about to be imported in the controller, whose text mentions ranks."""
     if not isinstance(collector, pytest.Module) or isinstance(collector, DoctestModule):
         return False
     if cases.runs_in_a_rank(collector.config):
@@ -41,15 +41,15 @@ def asks_for_ranks(collector: pytest.Collector) -> bool:
 
 @contextmanager
 def streams_of(collector: pytest.Collector) -> Iterator[None]:
-    """While the block imports such a file, it draws from streams that a replay has again."""
+    """Let a file that is imported in the block draw from random streams that a replay repeats."""
     from pdlcheck.worlds.import_streams import CONTROLLER, ImportStreams, seeded_so_far
 
     text = _text_of(collector.path)
     for module, imports in _IMPORTS.items():
         if imports.search(text):
             try:
-                import_module(module)  # its stream must be there before the file draws from it
-            except Exception:  # as with a library that is broken: the file's own import says so
+                import_module(module)  # its random stream must exist before the file draws from it
+            except Exception:  # for example a broken library; the file's own import raises it again
                 continue
     streams = ImportStreams(CONTROLLER, collector.config.getoption("--pdl-seed"), seeded_so_far(_began))
     with streams.of(str(collector.path), keeps=True):
@@ -59,12 +59,12 @@ def streams_of(collector: pytest.Collector) -> Iterator[None]:
 def _text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # pytest says what is wrong with it
+    except (OSError, ValueError):  # pytest reports the error
         return ""
 
 
 def warn_of_shared_values(item: pytest.Item, world_size: int) -> None:
-    """Warn, once a file, that simulated ranks share what each rank of a cluster draws for itself."""
+    """Warn, once for each file, that simulated ranks share numbers that each rank of a cluster draws for itself."""
     from pdlcheck.errors import UnseededImportWarning
     from pdlcheck.worlds.import_streams import cure_of, drawn_by, words_of
 
@@ -84,7 +84,7 @@ def warn_of_shared_values(item: pytest.Item, world_size: int) -> None:
 
 
 def differs_between_ranks(file: str, seed: int) -> str:
-    """What to say of a failure on processes; empty if the file draws nothing when it is imported."""
+    """Return a hint for a failure on processes; empty if the file draws nothing when it is imported."""
     from pdlcheck.worlds.import_streams import cure_of, drawn_by, words_of
 
     if not (drawn := drawn_by(file)):

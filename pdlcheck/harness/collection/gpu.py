@@ -10,7 +10,7 @@ __all__ = ["require_cuda"]
 
 
 def require_cuda(config: pytest.Config) -> None:
-    """Skip the test where torch finds no CUDA device; fail it where ``--require-gpu`` is given."""
+    """Skip the test if torch finds no CUDA device; fail it with ``--require-gpu``."""
     if why := why_no_cuda():
         words = f"needs CUDA: {why}; install {CUDA_CURE}"
         if config.getoption("--pdl-require-gpu"):

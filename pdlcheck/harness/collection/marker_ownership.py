@@ -1,7 +1,7 @@
-"""Which markers of an item are pdlcheck's, and which have another meaning in the user's project. Does not import torch.
+"""The decision whether a marker of an item is pdlcheck's or the user's own. Does not import torch.
 
-A project that registers a marker of one of our names has a meaning of its own for it. Then the marker is ours only on
-tests that use our fixtures, or where the project says so: with ``--world``, or the ini value ``pdlcheck_markers``.
+A project that registers a marker of one of our names gives it a meaning of its own. Then the marker is ours only on
+tests that use our fixtures, or if the project says so with ``--world`` or the ini value ``pdlcheck_markers``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "skips_without_cuda",
 ]
 
-_ON_RANKS = (*RANK_FIXTURES, "rank_benchmark", "world")  # who requests one of these means our markers
+_ON_RANKS = (*RANK_FIXTURES, "rank_benchmark", "world")  # a test that requests one of these fixtures uses our markers
 MARKERS = (
     "world_size(*sizes, process_group=True): run the body of the test on every rank, once for each number of ranks; "
     "with process_group=False the ranks begin without a default process group",
@@ -49,7 +49,7 @@ _suites: pytest.StashKey[Path | None] = pytest.StashKey()
 
 
 def register(config: pytest.Config) -> None:
-    """Make our markers known to ``pytest --markers`` and ``--strict-markers``."""
+    """Register our markers for ``pytest --markers`` and ``--strict-markers``."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if not config.pluginmanager.hasplugin("timeout"):
@@ -57,14 +57,17 @@ def register(config: pytest.Config) -> None:
 
 
 def note_what_was_asked(config: pytest.Config) -> None:
-    """Remember whether the user named worlds, before the default takes their place; ranks and workers are told."""
+    """Record whether the user named worlds, before the default replaces the option.
+
+    Ranks and the workers of pytest-xdist receive the record as an option.
+    """
     option: Any = config.option
     if not hasattr(option, "pdl_world_was_given"):
         option.pdl_world_was_given = option.pdl_world is not None
 
 
 def claims_world_size(definition: pytest.Item | pytest.Collector) -> bool:
-    """Is a marker ``world_size`` of this test, or class, ours?"""
+    """Return whether a marker ``world_size`` of this test or class is ours."""
     config = definition.config
     if not is_registered_by_others(config, "world_size") or is_named(config, "world_size"):
         return True
@@ -72,22 +75,22 @@ def claims_world_size(definition: pytest.Item | pytest.Collector) -> bool:
 
 
 def skips_without_cuda(item: pytest.Item, *, on_ranks: bool) -> bool:
-    """Is a marker ``gpu`` of this test ours?"""
+    """Return whether a marker ``gpu`` of this test is ours."""
     return on_ranks or is_named(item.config, "gpu") or uses_fixture(item, *_ON_RANKS) or _is_suite(item)
 
 
 def is_concerned(item: pytest.Item) -> bool:
-    """Does this test carry a marker of one of our names, or request one of our fixtures?"""
+    """Return whether this test has a marker of one of our names, or requests one of our fixtures."""
     return any(mark.name in _NAMES for mark in item.iter_markers()) or uses_ours(item)
 
 
 def is_named(config: pytest.Config, marker: str) -> bool:
-    """Does the ini value say that this marker is ours?"""
+    """Return whether the ini value declares this marker ours."""
     return marker in config.getini(OWN_MARKERS)
 
 
 def is_registered_by_others(config: pytest.Config, marker: str) -> bool:
-    """Does the project, or another plugin, register a marker of this name?"""
+    """Return whether the project, or another plugin, registers a marker of this name."""
     if _registered not in config.stash:
         lines = [line for line in config.getini("markers") if line not in _OURS]
         config.stash[_registered] = frozenset(line.partition(":")[0].partition("(")[0].strip() for line in lines)

@@ -1,4 +1,4 @@
-"""What the markers ``isolation``, ``semantics`` and ``faults`` are given. Does not import torch."""
+"""The arguments of the markers ``isolation``, ``semantics`` and ``faults``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["given_to", "isolation_of", "require_faults", "semantics_of"]
 
 
 def isolation_of(item: pytest.Item) -> str:
-    """Of the marker, the class of a ``DistributedTest``, or else the option; fails the item whose marker is wrong."""
+    """Return the isolation of the marker, the class of a ``DistributedTest``, or the option; fail an invalid marker."""
     marker = item.get_closest_marker("isolation")
     if marker is None:
         if is_distributed_test(getattr(item, "cls", None)):
-            return "fresh"  # as the class does: frameworks keep groups in globals, which are invalid in the next test
+            # The class does so, because frameworks keep groups in globals that are invalid in the next test.
+            return "fresh"
         return str(item.config.getoption("--pdl-isolation"))
     if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in ISOLATIONS:
         return str(marker.args[0])
@@ -28,7 +29,7 @@ def isolation_of(item: pytest.Item) -> str:
 
 
 def semantics_of(item: pytest.Item) -> Semantics:
-    """Of the marker, or else of the option; fails the item whose marker is wrong."""
+    """Return the semantics from the marker, or otherwise from the option; fail the item if the marker is invalid."""
     marker, profile = item.get_closest_marker("semantics"), item.config.getoption("--pdl-semantics")
     try:
         arguments = (marker.args or (profile,), marker.kwargs) if marker else ((profile,), {})
@@ -38,7 +39,7 @@ def semantics_of(item: pytest.Item) -> Semantics:
 
 
 def require_faults(item: pytest.Item, world_name: str) -> None:
-    """Fail the item whose marker is wrong; skip it on a world on which no fault happens."""
+    """Fail the item if its marker is invalid; skip it on a world that injects no faults."""
     marker, case = item.get_closest_marker("faults"), case_of(item)
     if marker is None:
         return
@@ -59,6 +60,6 @@ def require_faults(item: pytest.Item, world_name: str) -> None:
 
 
 def given_to(marker: pytest.Mark) -> str:
-    """In words: the arguments of a marker."""
+    """Return the arguments of a marker as text."""
     arguments = [*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())]
     return ", ".join(arguments) or "none"

@@ -1,4 +1,4 @@
-"""Markers and arguments that cannot hold what they say: refused before the body runs, which might pass for nothing."""
+"""Checks for contradictory markers and arguments, before the body runs and perhaps passes without testing anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OURS = ("device", "group", "rank")
 
 
 def require_sense(item: pytest.Item) -> None:
-    """In the controller, when the item is set up: its markers and parameters fit what it runs on."""
+    """Check, in the controller at set-up, that the markers and parameters of an item fit its ranks."""
     case, parameters = cases.case_of(item), getattr(getattr(item, "callspec", None), "params", {})
     size = parameters.get("world_size")
     if case is not None:
@@ -43,9 +43,9 @@ def require_sense(item: pytest.Item) -> None:
 
 
 def _warn_of_markers(item: pytest.Item) -> None:
-    """Of those without effect on a test without ranks, unless they have a meaning of the project's own.
+    """Warn about markers without effect on a test without ranks, unless they have a meaning of the project's own.
 
-    pytest would warn of them as unknown if our plugin did not register them.
+    Without our registration, pytest would warn about them as unknown.
     """
     for marker in item.own_markers:
         words = _WITHOUT_EFFECT.get(marker.name)
@@ -56,7 +56,7 @@ def _warn_of_markers(item: pytest.Item) -> None:
 
 
 def _check_markers(item: pytest.Item) -> None:
-    """Also where they say nothing, as on processes."""
+    """Check the arguments of markers, even if the world ignores them, as processes do."""
     markers.semantics_of(item)
     if item.get_closest_marker("schedules") is not None:
         from pdlcheck.harness.collection.schedules import wanted_schedules
@@ -65,7 +65,7 @@ def _check_markers(item: pytest.Item) -> None:
 
 
 def require_own_values(item: pytest.Item) -> None:
-    """On a rank, when the item is set up: fixtures of the user's that stand in the place of ours say the same."""
+    """Check, on a rank at set-up, that fixtures of the user's that replace ours return the same values."""
     here, arguments = rank_context("rank"), getattr(item, "funcargs", {})
     size, rank = arguments.get("world_size"), arguments.get("rank")
     if _is_number(size) and size != here.world_size:
@@ -106,7 +106,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _may_be_a_rank(value: object, world_size: int) -> bool:
-    """A larger number is something else that is called so, such as the rank of a matrix."""
+    """Return whether the value may be a rank; a larger number means something else, such as the rank of a matrix."""
     return _is_number(value) and 0 <= value < world_size
 
 

@@ -1,4 +1,4 @@
-"""Options of the command line, and ini values, that cannot be meant. Does not import torch."""
+"""Checks for invalid options of the command line and ini values. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ __all__ = ["check_options"]
 
 
 def check_options(config: pytest.Config) -> None:
-    """Stop with a usage error where an option cannot be meant."""
+    """Raise a usage error if an option is invalid."""
     names = world_names(config)
-    config.option.pdl_world = ",".join(names)  # the ranks' own sessions are under no launcher
+    # Store the default too, because the ranks' own sessions are under no launcher.
+    config.option.pdl_world = ",".join(names)
     for name in names or [""]:
         if name not in WORLDS:
             raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")

@@ -1,6 +1,6 @@
 """The options and ini values of the plugin. Does not import torch.
 
-Each option has one name that no other plugin uses, ``--pdl-NAME``. ``short_names`` lets people write ``--NAME``.
+Each option has one name that no other plugin uses, ``--pdl-NAME``. ``short_names`` also accepts ``--NAME``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pdlcheck.worlds.choices import DEVICES, ISOLATIONS, SEMANTICS
 __all__ = ["LAUNCH_MODES", "OWN_MARKERS", "PREFIX", "SHORT_NAMES", "add_options", "has_short_names"]
 
 PREFIX = "--pdl-"
-OWN_MARKERS = "pdlcheck_markers"  # the ini value
+OWN_MARKERS = "pdlcheck_markers"  # name of the ini value
 LAUNCH_MODES = ("auto", "join", "ignore")
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -131,5 +131,5 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def has_short_names(args: Iterable[str]) -> bool:
-    """Does one of these arguments begin with a short name of ours?"""
+    """Return whether one of these arguments is a short name of ours, or begins with one and ``=``."""
     return any(argument.partition("=")[0] in SHORT_NAMES for argument in args)

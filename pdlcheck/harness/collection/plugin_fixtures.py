@@ -18,29 +18,30 @@ __all__ = [
     "uses_ours",
 ]
 
-RANK_FIXTURES = ("device", "group", "rank", "world_size")  # which a rank has
+RANK_FIXTURES = ("device", "group", "rank", "world_size")  # fixtures that only a rank has
 FIXTURES = (*RANK_FIXTURES, "rank_benchmark", "shared_tmp_path", "subject", "world")
-LIFE = "_life_of_a_test_case"  # lets a method live through `unittest_cases.live`
+LIFE = "_life_of_a_test_case"  # the fixture that runs a method inside of `unittest_cases.live`
 
 _modules: pytest.StashKey[frozenset[str]] = pytest.StashKey()
 
 
 def give_way_to_other_plugins(session: pytest.Session) -> None:
-    """Let a fixture of another plugin be found before ours of the same name, in whatever order they were loaded.
+    """Let another plugin's fixture take precedence over ours of the same name, in whatever order they were loaded.
 
-    Fixtures of conftest files and test modules are found before those of plugins in any case.
+    pytest always prefers fixtures of conftest files and test modules to those of plugins.
     """
     manager: Any = session._fixturemanager
     for name in FIXTURES:
         if (by_name := getattr(manager, "_arg2fixturedefs", None)) is not None:  # pytest < 9.1
-            by_name.get(name, []).sort(key=lambda definition: not is_ours(definition))  # the last is found; stable
+            # The sort is stable, and pytest uses the last definition.
+            by_name.get(name, []).sort(key=lambda definition: not is_ours(definition))
         elif (by_node := getattr(manager, "_arg2node2fixturedefs", None)) is not None:
             for definitions in by_node.get(name, {}).values():
-                definitions.sort(key=is_ours)  # the first is found
+                definitions.sort(key=is_ours)  # pytest uses the first
 
 
 def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
-    """On a test with ranks, let ours be found before those of other plugins: they do not know the rank."""
+    """Let our fixtures take precedence on a test with ranks, because those of other plugins do not know the rank."""
     found: Any = metafunc._arg2fixturedefs
     for name in FIXTURES:
         definitions = found.get(name, ())
@@ -49,24 +50,24 @@ def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
 
 
 def is_ours(definition: Any) -> bool:
-    """Is this definition of a fixture the plugin's?"""
+    """Return whether this definition of a fixture is the plugin's."""
     return bool(definition.func.__module__ == "pdlcheck.plugin")
 
 
 def uses_fixture(item: Any, *names: str) -> bool:
-    """Does this test, or its definition, request one of these fixtures, and get ours?"""
+    """Return whether this test, or its definition, requests one of these fixtures and gets ours."""
     info = getattr(item, "_fixtureinfo", None)
     definitions: Any = {} if info is None else info.name2fixturedefs
     return any(is_ours(found[-1]) for name in names if (found := definitions.get(name)))
 
 
 def uses_ours(item: Any) -> bool:
-    """Does this test request any fixture of ours?"""
+    """Return whether this test requests any fixture of ours."""
     return uses_fixture(item, *FIXTURES)
 
 
 def _modules_of_plugins(config: pytest.Config) -> frozenset[str]:
-    """The names of all modules that are plugins, without conftest files."""
+    """Return the names of all modules that are plugins, without conftest files."""
     if _modules not in config.stash:
         plugins = [plugin for _, plugin in config.pluginmanager.list_name_plugin() if isinstance(plugin, ModuleType)]
         names = [plugin.__name__ for plugin in plugins if Path(plugin.__file__ or "").name != "conftest.py"]

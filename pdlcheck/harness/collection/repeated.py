@@ -1,6 +1,6 @@
-"""Repeats a test for each world and number of ranks that its marker names. Does not import torch.
+"""Repetition of a test for each world and each world size of its marker. Does not import torch.
 
-Imported for tests that `cases.may_name_ranks` lets through.
+This module is imported only for tests that `cases.may_name_ranks` accepts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def repeat(metafunc: pytest.Metafunc) -> None:
         return
     claimed = claims_world_size(metafunc.definition)
     if claimed and _has_marked_parameters(metafunc.definition):
-        return  # left to `repeat_by_parameters`
+        return  # `repeat_by_parameters` repeats such a test
     marker = metafunc.definition.get_closest_marker("world_size") if claimed else None
     if marker is not None:
         take_precedence_on_ranks(metafunc)
@@ -38,9 +38,10 @@ def repeat(metafunc: pytest.Metafunc) -> None:
 
 
 def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
-    """The same where the marker stands on some of its sets of parameters, ``pytest.param(2, marks=world_size(2))``.
+    """Repeat a test whose marker is on some of its sets of parameters: ``pytest.param(2, marks=world_size(2))``.
 
-    It counts more than a marker of the whole test. A set that has neither is an ordinary test, without ranks.
+    Such a marker takes precedence over a marker of the whole test. A set without either is an ordinary test, without
+    ranks.
     """
     if not claims_world_size(metafunc.definition):
         return
@@ -51,20 +52,20 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
         return
     whole = metafunc.definition.get_closest_marker("world_size")
     marks = [mark or whole for mark in own]
-    if not all(marks) and _uses_world(metafunc):  # they would run on the first world alone
+    if not all(marks) and _uses_world(metafunc):  # those without the marker would run only on the first world
         what = "world_size on some parameters of a test that uses the fixture world; write a test for the others"
         pytest.fail(f"{metafunc.definition.nodeid}: {what}", pytrace=False)
     wanted: list[list[Case | None]] = [[None] if mark is None else [*_cases(metafunc, mark)] for mark in marks]
     cases = list(dict.fromkeys(case for some in wanted for case in some))
     number = len(cases)
-    _add(metafunc, cases)  # each set of parameters with each of them, the last part of its id
+    _add(metafunc, cases)  # combine each set with each case, as the last part of its id
     fitting = []
     for place, call in enumerate(metafunc._calls):
         case = cases[place % number]
         if case in wanted[place // number]:
             *before, last = call._idlist
             fitting.append((place % number, replace(call, _idlist=before if case is None else [last, *before])))
-    fitting.sort(key=lambda one: one[0])  # as where the whole test is marked: one case after the other
+    fitting.sort(key=lambda one: one[0])  # one case after another, as with a marker of the whole test
     metafunc._calls[:] = [call for _, call in fitting]
 
 
@@ -89,7 +90,7 @@ def _has_marked_parameters(definition: pytest.Item) -> bool:
 
 
 def _parameters(definition: pytest.Item) -> Iterator[ParameterSet]:
-    """Those with marks; an iterator that ``parametrize`` has yet to read is left as it is."""
+    """Yield the parameters with marks; skip an iterator, because ``parametrize`` still has to read it."""
     for mark in definition.iter_markers("parametrize"):
         values = mark.args[1] if len(mark.args) > 1 else mark.kwargs.get("argvalues")
         if isinstance(values, list | tuple):
@@ -97,7 +98,7 @@ def _parameters(definition: pytest.Item) -> Iterator[ParameterSet]:
 
 
 def _mark_of(marks: Iterable[Any]) -> pytest.Mark | None:
-    """The first of world_size; marks of a ``pytest.param`` are Marks or the decorators that make them."""
+    """Return the first world_size mark; marks of a ``pytest.param`` are Marks, or decorators that hold one."""
     return next((getattr(mark, "mark", mark) for mark in marks if mark.name == "world_size"), None)
 
 
@@ -107,7 +108,7 @@ def _uses_world(metafunc: pytest.Metafunc) -> bool:
 
 def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:
     sizes = list(marker.args)
-    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed's way of writing several
+    if len(sizes) == 1 and isinstance(sizes[0], list | tuple):  # DeepSpeed writes several sizes as a list
         sizes = list(sizes[0])
     wrong = [repr(size) for size in sizes if not _is_size(size)]
     wrong += [

@@ -1,7 +1,7 @@
-"""Ranks that hash strings each in its own way may have a test's parameters in orders of their own.
+"""Parameters of a test whose order differs between rank processes, because each process hashes strings differently.
 
-``parametrize`` over a set is one in the order of hashes, and where the ids of the values are
-numbered (``config0``, ``config1``) one id means another value on each rank.
+``parametrize`` over a set follows the order of hashes. If the ids of the values are numbered (``config0``,
+``config1``), one id means different values on different ranks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _differing: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
 
 def note_differing(config: pytest.Config, ranks: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
-    """Remember the tests whose parameters are those of other tests on other ranks.
+    """Record the tests whose parameters are, on other ranks, those of other tests.
 
-    A value that rank 0 has nowhere, such as numbers that each process draws, is in no other order.
+    A value that occurs nowhere on rank 0, such as numbers that each process draws, is not a difference in order.
 
     Args:
-        config: of the session.
-        ranks: node id -> name -> value, of each rank.
+        config: configuration of the session.
+        ranks: for each rank, node id -> name -> value.
     """
     noted = config.stash.setdefault(_differing, {})
     everywhere = {(name, value) for ours in ranks[0].values() for name, value in ours.items()} if ranks else set()

@@ -14,19 +14,19 @@ from pdlcheck.worlds.exceptions import add_note
 
 __all__ = ["FOUND", "call_under_schedules", "runs_under_schedules", "search_schedules"]
 
-FOUND = pytest.StashKey[str]()  # of an item: the schedule under which it failed
+FOUND = pytest.StashKey[str]()  # the schedule under which an item failed
 _MANY = 10_000
 
 
 def runs_under_schedules(item: pytest.Item) -> bool:
-    """True for an item with the marker, on simulated ranks, where no option names the one schedule to run."""
+    """Return whether an item has the marker, runs on simulated ranks, and no option names the one schedule to run."""
     if item.get_closest_marker("schedules") is None or item.config.getoption("--pdl-schedule") is not None:
         return False
     return cases.world_of(item) == "sim"
 
 
 def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | None]) -> None:
-    """Raise the failure of the first schedule that fails, reduced to few switches; say which it was."""
+    """Raise the failure of the first schedule that fails, reduced to few switches; a note names the schedule."""
     __tracebackhide__ = True
     from pdlcheck.worlds.simulated.schedules.search import search, search_all
 
@@ -45,9 +45,10 @@ def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | Non
 
 
 def call_under_schedules(item: pytest.Function) -> None:
-    """Call a test with the fixture ``world`` under each schedule; all of its runs have the same.
+    """Call a test with the fixture ``world`` under each schedule; all runs of one call have the same schedule.
 
-    Fixtures are those of the first call: temporary folders are restored, as the next call would find files of the last.
+    Fixtures are those of the first call. Temporary folders are restored, because otherwise a call would find files of
+    the previous one.
     """
     __tracebackhide__ = True
     from pdlcheck.worlds.simulated import SimulatedWorld
@@ -78,7 +79,7 @@ def call_under_schedules(item: pytest.Function) -> None:
 
 
 def wanted_schedules(item: pytest.Item) -> tuple[int | None, int]:
-    """How many schedules (None: all) and how many at most."""
+    """Return the number of schedules (None: all), and the limit for all of them."""
     marker = item.get_closest_marker("schedules")
     assert marker is not None
     if marker.args == ("all",) and marker.kwargs.keys() <= {"at_most"}:

@@ -1,7 +1,7 @@
 """Short names of the plugin's options: ``--world`` for ``--pdl-world``, unless another plugin or a conftest has it.
 
-pytest refuses a name that two plugins add. So the parser never sees our short names: they are replaced in the
-arguments, once it is known which names others have added. Does not import torch.
+pytest refuses a name that two plugins add. Therefore the parser never receives our short names: they are replaced in
+the arguments, after all others have added their names. Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["expanded", "name_of", "replace_short_names"]
 def replace_short_names(
     config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Wrap the loading of the first conftest files: replace our short names in ``args``, in place, once it is done.
+    """Wrap the loading of the first conftest files: replace our short names in ``args``, in place, when it is done.
 
-    Conftest files add options too, and what they add, they get. Other plugins read ``args`` before: as it was given.
+    Conftest files may add options of these names, and then get them. Other plugins read the original ``args`` before.
     """
     if free := _free(parser, args):
         _read_again(config, parser, expanded(args, free))
@@ -42,7 +42,7 @@ def expanded(args: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def name_of(config: pytest.Config, full: str) -> str:
-    """The name of an option to show people: the short one where it works."""
+    """Return the name of an option for messages: the short one if it works."""
     short = next((name for name, its in SHORT_NAMES.items() if its == full), full)
     return full if short == full or _is_taken(config._parser, short) else short
 
@@ -53,25 +53,28 @@ def _full(argument: str, names: Collection[str]) -> str:
 
 
 def _free(parser: pytest.Parser, args: Sequence[str]) -> set[str]:
-    """Return our short names among these arguments, without those that another plugin has."""
+    """Return our short names among these arguments, without those of another plugin."""
     used = {argument.partition("=")[0] for argument in args} & SHORT_NAMES.keys()
     return {name for name in used if not _is_taken(parser, name)}
 
 
 def _is_taken(parser: pytest.Parser, name: str) -> bool:
-    """Is this the option of another plugin? The parser leaves a flag that it does not know."""
+    """Return whether this is the option of another plugin; the parser returns a flag without one as unknown."""
     try:
         _, unknown = parser.parse_known_and_unknown_args([f"{name}=1"])
-    except pytest.UsageError:  # it is known, and takes no such value
+    except pytest.UsageError:  # the option exists, and does not take this value
         return True
     return not unknown
 
 
 def _read_again(config: pytest.Config, parser: pytest.Parser, args: Sequence[str]) -> None:
-    """What the loading of conftest files reads: before, the value of ``--world gloo`` was taken for a path."""
+    """Read again the options that pytest needs to load conftest files.
+
+    The first reading took the value of ``--world gloo`` for a path.
+    """
     try:
         read = parser.parse_known_args(args, namespace=copy.copy(config.option))
-    except pytest.UsageError:  # the value may fit the option of a conftest; if not, pytest reports it later
+    except pytest.UsageError:  # the value may be valid for a conftest's option; otherwise pytest reports it later
         return
     for name in ("file_or_dir", *(full.lstrip("-").replace("-", "_") for full in SHORT_NAMES.values())):
         setattr(config.known_args_namespace, name, getattr(read, name))

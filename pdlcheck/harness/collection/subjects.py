@@ -1,4 +1,4 @@
-"""The function that a suite test is about."""
+"""The function that a test of the suites examines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HOMES = ("pdlcheck.primitives", "pdlcheck.primitives.pagerank")
 
 
 def find(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Return the primitive of the marker ``verifies``, or what ``--subject`` names instead.
+    """Return the primitive of the marker ``verifies``, or the function that ``--subject`` names instead.
 
     Raises:
-        pytest.UsageError: no marker, or the name leads nowhere.
+        pytest.UsageError: there is no marker, or the name cannot be found.
     """
     marker = request.node.get_closest_marker("verifies")
     if marker is None or len(marker.args) != 1:
@@ -36,10 +36,10 @@ def find(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def skip_what_is_not_asked(item: pytest.Item) -> None:
-    """Skip a test of a primitive that ``--subject`` replaces, where the contract does not ask for what it tests.
+    """Skip a test of a primitive that ``--subject`` replaces, if the contract does not require what it tests.
 
-    These are tests with the marker ``beyond_contract``, tests with the marker ``if_subject_takes`` where the function
-    has no such parameter, and tests that do not use the fixture ``subject`` and so run pdlcheck's own function.
+    These are tests with the marker ``beyond_contract``, tests with the marker ``if_subject_takes`` if the function has
+    no such parameter, and tests that do not use the fixture ``subject`` and so run pdlcheck's own function.
     """
     marker = item.get_closest_marker("verifies")
     name = marker.args[0] if marker is not None and marker.args else ""
@@ -56,7 +56,7 @@ def skip_what_is_not_asked(item: pytest.Item) -> None:
 
 
 def _parameters(subject: Callable[..., Any], asked: set[str]) -> set[str]:
-    """Return those of ``asked`` that ``subject`` takes; all of them where its signature is unknown or open."""
+    """Return those of ``asked`` that ``subject`` takes; all of them if its signature is unknown or has ``**kwargs``."""
     try:
         found = inspect.signature(subject).parameters
     except (TypeError, ValueError):
@@ -66,7 +66,7 @@ def _parameters(subject: Callable[..., Any], asked: set[str]) -> set[str]:
 
 
 def _other_subject(config: pytest.Config, name: str) -> str:
-    """Return what ``--subject`` puts in the place of the primitive ``name``, as MODULE:FUNCTION, or ''."""
+    """Return the MODULE:FUNCTION by which ``--subject`` replaces the primitive ``name``, or ''."""
     given = (text.partition("=") for text in config.getoption("--pdl-subject"))
     return next((target for overridden, _, target in given if overridden == name), "")
 

@@ -1,4 +1,4 @@
-"""Methods of a ``unittest.TestCase`` on ranks: collected as functions, with what ``TestCase.run`` does as a fixture."""
+"""Methods of a ``unittest.TestCase`` on ranks, collected as functions; a fixture does the work of ``TestCase.run``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["collected", "live"]
 
 
 class _RankedTestCase(UnitTestCase):
-    """Those of its methods that no marker names stay as pytest has them."""
+    """A collector of a test case with marked methods; methods without the marker are collected as by pytest."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         self.add_marker(pytest.mark.usefixtures(LIFE))
@@ -41,7 +41,7 @@ class _RankedTestCase(UnitTestCase):
 
 
 def collected(collector: pytest.Module | pytest.Class, name: str, obj: type) -> pytest.Collector | None:
-    """The collector of a ``TestCase`` of which some methods run on ranks."""
+    """Return the collector of a ``TestCase`` if some of its methods run on ranks; otherwise None."""
     if not issubclass(obj, TestCase) or inspect.isabstract(obj):
         return None
     marked = collector.get_closest_marker("world_size") or any(map(_is_marked, (obj, *_methods(obj))))
@@ -50,9 +50,9 @@ def collected(collector: pytest.Module | pytest.Class, name: str, obj: type) -> 
 
 
 def live(request: pytest.FixtureRequest) -> Generator[None]:
-    """``setUp`` after all other fixtures, then the method, ``tearDown`` and the clean-ups."""
+    """Run ``setUp`` after all other fixtures, then the method, ``tearDown`` and the clean-ups."""
     item = request.node
-    if isinstance(item, TestCaseFunction):  # lives by itself
+    if isinstance(item, TestCaseFunction):  # pytest runs it as usual
         yield
         return
     case, method = request.instance, request.function
@@ -73,7 +73,10 @@ def live(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 def _as_called(method: Any) -> Callable[..., None]:
-    """Stands for a method while its arguments are looked up: unittest knows none of what a decorator has wrapped."""
+    """Return a stand-in for a method while pytest looks up its arguments, without the function that a decorator wraps.
+
+    unittest does not look at wrapped functions either.
+    """
 
     def stand_in() -> None: ...
 
@@ -85,7 +88,7 @@ def _as_called(method: Any) -> Callable[..., None]:
 
 
 def _without_unittest(filtered: Callable[[Any], Any], excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
-    """The frames without those of ``assertEqual`` and its like, as pytest shows them for a ``TestCase``."""
+    """Return the frames without those of ``assertEqual`` and similar methods, as pytest does for a ``TestCase``."""
     traceback = filtered(excinfo)
     return traceback.filter(lambda entry: not entry.frame.f_globals.get("__unittest")) or traceback
 
@@ -95,7 +98,7 @@ def _subtest(
 ) -> AbstractContextManager[Any]:
     try:
         subtests = request.getfixturevalue("subtests")
-    except pytest.FixtureLookupError:  # pytest < 9, without pytest-subtests
+    except pytest.FixtureLookupError:  # pytest < 9 without pytest-subtests
         return nullcontext()
     return subtests.test(msg=msg, **parameters)  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
 """pytest's explanations of failed comparisons, in a rank.
 
-pytest sets them up around the protocol of an item, which a rank does not run.
+pytest installs them around the protocol of an item, which a rank does not run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _protocol = contextmanager(assertion.pytest_runtest_protocol)
 
 
 def explain_for(item: pytest.Item | None) -> None:
-    """Comparisons that fail from now on are explained as pytest does it for this item; None: as Python does."""
+    """Explain comparisons that fail from now on as pytest does for this item; with None, as Python does."""
     global _item
     _item = item
     util._config = None if item is None else item.config
@@ -28,7 +28,7 @@ def explain_for(item: pytest.Item | None) -> None:
 
 
 def _explain(op: str, left: object, right: object) -> str | None:
-    """Called for a failure only: the passing tests of a rank do not pay for it."""
+    """Explain one failure; passing tests do not pay for it, because pytest calls this only after a failure."""
     assert _item is not None
     try:
         with _protocol(_item):

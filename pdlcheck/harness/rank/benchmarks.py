@@ -1,4 +1,4 @@
-"""The fixture ``benchmark`` in ranks: each has a row of its own, as ranks need not take equally long."""
+"""The fixture ``benchmark`` in ranks: each rank has its own row, because ranks may differ in speed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pdlcheck.worlds.processes.exchange.journal import note
 
 __all__ = ["name_benchmark", "note_benchmarks", "of_rank"]
 
-_noted = pytest.StashKey[int]()  # how many of the session
+_noted = pytest.StashKey[int]()  # how many benchmarks of the session have been noted
 
 
 def note_benchmarks(item: pytest.Function) -> None:
-    """In a rank: note what the test has measured since the last time."""
+    """Note, in a rank, what the test has measured since the last call."""
     session: Any = getattr(item.config, "_benchmarksession", None)
     if session is None or "benchmark" not in item.fixturenames:
         return
@@ -27,12 +27,12 @@ def note_benchmarks(item: pytest.Function) -> None:
 
 
 def name_benchmark(value: object, rank: int) -> None:
-    """On a simulated rank, of the value of a fixture: what that measures gets the same name."""
+    """Add the rank to the names of a ``benchmark`` fixture on a simulated rank; leave other values as they are."""
     own: Any = value
     if type(own).__module__ == "pytest_benchmark.fixture":
         own.name, own.fullname = of_rank(own.name, rank), of_rank(own.fullname, rank)
 
 
 def of_rank(name: str, rank: int) -> str:
-    """Return the name of a row of one rank."""
+    """Return the name of one rank's row."""
     return f"{name} [rank {rank}]"

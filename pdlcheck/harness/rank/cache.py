@@ -1,4 +1,4 @@
-"""The cache of a rank's pytest session: the folder of the controller's, to which all ranks write."""
+"""The cache of a rank's pytest session: all ranks write into the cache folder of the controller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["write_whole_values"]
 
 
 def write_whole_values(config: pytest.Config) -> None:
-    """A value is there as one rank wrote it, also where several write at once: pytest writes into the file itself."""
+    """Write each cache value to a file of this process and rename it, so that concurrent writers never mix their data.
+
+    pytest itself writes into the final file.
+    """
     cache = getattr(config, "cache", None)  # absent at -p no:cacheprovider
     if cache is None:
         return
@@ -22,7 +25,7 @@ def write_whole_values(config: pytest.Config) -> None:
     def set_whole(key: str, value: object) -> None:
         own = f"{key}.rank{own_rank()}-{os.getpid()}"
         pytests(own, value)
-        with suppress(OSError):  # pytest could not write and has warned
+        with suppress(OSError):  # pytest could not write the value and has warned about it
             os.replace(cache._getvaluepath(own), cache._getvaluepath(key))
 
     cache.set = set_whole

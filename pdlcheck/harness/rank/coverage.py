@@ -1,7 +1,7 @@
-"""pytest-cov counts what runs in ranks: each of them measures with the same settings and leaves a data file.
+"""Coverage of ranks for pytest-cov: each rank measures with the controller's settings and writes a data file.
 
-The files are kept in the session's temporary folder until the tests have run, so that an interrupted run leaves none
-beside the user's code; then they are put where pytest-cov combines them.
+The files stay in the session's temporary folder until all tests have run, so that an interrupted run leaves none beside
+the user's code. Then they are moved to the folder where pytest-cov combines them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _by_test = False
 
 @dataclass(frozen=True)
 class CoverageSettings:
-    """How pytest-cov measures in the controller. ``data_file`` is where the ranks write, with a suffix each."""
+    """The settings of pytest-cov in the controller; ``data_file`` is the path to which each rank adds a suffix."""
 
     data_file: str
     config_file: str
@@ -39,7 +39,7 @@ class CoverageSettings:
 
 
 def settings_of(config: pytest.Config) -> CoverageSettings | None:
-    """The settings for ranks; None where pytest-cov does not measure."""
+    """Return the settings for ranks; None if pytest-cov does not measure."""
     controller = _controller(config)
     if controller is None:
         return None
@@ -53,7 +53,7 @@ def settings_of(config: pytest.Config) -> CoverageSettings | None:
 
 
 def start(settings: CoverageSettings) -> None:
-    """In a rank: measure from now on, to the end of the process."""
+    """Measure coverage in this rank, from now to the end of the process."""
     global _measuring, _by_test
     import coverage
 
@@ -67,7 +67,8 @@ def start(settings: CoverageSettings) -> None:
         source=settings.source,
         branch=settings.branch,
     )
-    # a rank need not import everything; pytest-cov silences its workers in the same way
+    # A rank need not import all sources, so these warnings do not apply.
+    # pytest-cov silences its workers in the same way.
     _measuring._warn_no_data = _measuring._warn_unimported_source = _measuring._warn_preimported_source = False
     _by_test = settings.by_test
     _measuring.start()
@@ -76,19 +77,19 @@ def start(settings: CoverageSettings) -> None:
 
 
 def save() -> None:
-    """In a rank: write what was measured so far, as the process may be killed at the next failure."""
+    """Write, in a rank, the data measured so far, because the process may be killed at the next failure."""
     if _measuring is not None:
         _measuring.save()
 
 
 def switch(context: str) -> None:
-    """In a rank: what runs from now on belongs to this phase of a test, for ``--cov-context=test``."""
+    """Assign, in a rank, the code that runs from now on to this phase of a test, for ``--cov-context=test``."""
     if _by_test:
         _measuring.switch_context(context)
 
 
 def fetch(config: pytest.Config, world: World, world_size: int) -> None:
-    """Bring the files of ranks on other nodes, which have ended, to this one."""
+    """Copy the data files of ranks on other nodes to this node; the ranks have ended."""
     if _controller(config) is None:
         return
     folder, seen = _folder(config), seen_from_here(config)
@@ -99,9 +100,9 @@ def fetch(config: pytest.Config, world: World, world_size: int) -> None:
 
 
 def _give(folder: str, seen: str) -> dict[str, bytes]:
-    """In a rank: the files of its node, which are no longer there; none where the controller has them already."""
+    """Return, in a rank, the data files of its node and delete them there; none if the controller sees them already."""
     global _measuring
-    if _measuring is not None:  # from now on there is nothing of the user's to measure
+    if _measuring is not None:  # the user's code has ended
         _measuring.stop()
         _measuring = None
     if os.environ["LOCAL_RANK"] != "0" or os.path.exists(seen):
@@ -112,7 +113,7 @@ def _give(folder: str, seen: str) -> dict[str, bytes]:
 
 
 def hand_over(config: pytest.Config) -> None:
-    """Put the ranks' files beside the controller's; the ranks have ended."""
+    """Move the ranks' data files beside the controller's file; the ranks have ended."""
     controller = _controller(config)
     if controller is None:
         return

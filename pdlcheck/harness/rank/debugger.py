@@ -1,4 +1,4 @@
-"""The debugger in the rank of ``--rank-pdb``: it speaks through the controller, which has the terminal."""
+"""The debugger in the rank of ``--rank-pdb``, which reads and writes through the controller's terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Terminal", "post_mortem", "serve", "take_breakpoints"]
 
 @dataclass(frozen=True)
 class Terminal:
-    """Where the controller listens, and to which rank."""
+    """The address at which the controller listens, and the rank that it debugs."""
 
     address: str
     authkey: bytes
@@ -29,20 +29,20 @@ _terminal: Terminal | None = None
 
 
 def serve(terminal: Terminal | None) -> None:
-    """In a rank, when it starts."""
+    """Store the terminal when a rank starts, and take over breakpoints."""
     global _terminal
     _terminal = terminal
     take_breakpoints()
 
 
 def take_breakpoints() -> None:
-    """``breakpoint()`` and ``pdb.set_trace()`` are ours from now on."""
+    """Replace ``breakpoint()`` and ``pdb.set_trace()`` with the versions of this module."""
     sys.breakpointhook = _breakpoint
     pdb.set_trace = _breakpoint
 
 
 def post_mortem(nodeid: str, error: BaseException, report: str) -> None:
-    """Let a person look at a failure, before it is reported and the other ranks stop."""
+    """Open the debugger at a failure, before it is reported and the other ranks stop."""
     if _terminal is None or dist.get_rank() != _terminal.rank or isinstance(error, PeerFailed):
         return
     line = _Line(_terminal)
@@ -65,7 +65,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> None:
 
 
 class _Line(io.TextIOBase):
-    """A file as ``pdb`` wants it, connected to the terminal while it is in use."""
+    """A file object for ``pdb`` that is connected to the terminal while it is in use."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -81,7 +81,7 @@ class _Line(io.TextIOBase):
         return str(connection.recv())
 
     def release(self, word: str = "end") -> None:
-        """Give the terminal back; returns when pytest captures again."""
+        """Release the terminal; return when pytest captures again."""
         if self._connection is not None:
             self._connection.send((word, ""))
             self._connection.recv()

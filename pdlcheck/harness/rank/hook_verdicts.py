@@ -1,6 +1,7 @@
-"""A hook of the user's may make a failure of what has passed in a rank, as ``pytest_runtest_makereport`` can.
+"""Failures that a user's hook makes of phases that passed in a rank, as ``pytest_runtest_makereport`` can.
 
-It runs in the controller, too, after that failure has come there. One that turns outcomes round would turn it back.
+The hook also runs in the controller, after the failure has arrived there. A hook that inverts outcomes would invert
+this failure back, so the rank's verdict is restored before the report is logged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _NAME = "pdlcheck.harness.rank.hook_verdicts"
 
 
 def remember(item: pytest.Item, when: str, words: str) -> None:
-    """In the controller: a hook has failed this phase of the item in a rank."""
+    """Record, in the controller, that a hook has failed this phase of the item in a rank."""
     plugin = item.config.pluginmanager.getplugin(_NAME)
     if plugin is None:
         plugin = _Verdicts()
@@ -29,7 +30,7 @@ class _Verdicts:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
-        """Before anybody else hears of it."""
+        """Restore the failure before any other plugin receives the report."""
         words = self.words.pop((report.nodeid, str(report.when)), None)
         if words is not None and report.passed:
             report.outcome, report.longrepr = "failed", words

@@ -1,6 +1,6 @@
-"""The ears of a rank's pytest session: what plugins there would show or record is noted for the controller.
+"""The hooks of a rank's pytest session: they note for the controller what plugins would show or record.
 
-Each note has its counterpart in ``rank_output``, which tells it to the controller's pytest.
+``RankOutput`` in ``reporting/rank_output.py`` reads each kind of note and reports it to the controller's pytest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ _noted = pytest.StashKey[tuple[int, int]]()
 
 
 class RankHooks:
-    """A pytest plugin of the session in a rank."""
+    """A pytest plugin of the session in a rank.
+
+    Args:
+        config: configuration of the rank's session.
+        outside: paths of the command line, if some of them are outside of the root folder; see ``outside_root``.
+    """
 
     def __init__(self, config: pytest.Config, outside: tuple[str, ...]) -> None:
         self._config = config
@@ -43,23 +48,29 @@ class RankHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, pytest.Collector | None, pytest.Collector | None]:
-        """Files that are collected one by one share their folders: fixtures belong to these, and are set up once."""
+        """Share the folders of files that are collected one by one, so that their fixtures are set up once."""
         found = yield
         return None if found is None else self._folders.setdefault((type(found), path), found)
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Let node ids begin where those of the controller begin."""
         if isinstance(collector, pytest.Session):
             keep_node_ids(collector, self._outside)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
-        """A hook that selects by what the whole session has would select something else here, of one file."""
+        """Keep all items of a file, whatever a user's hook selects.
+
+        A hook that selects items by the whole session would select others here, because a rank collects one file at a
+        time.
+        """
         self.collected = list(items)
         result = yield
-        self.collected += items  # those that it has put in their place
+        self.collected += items  # the items that the hook has added or exchanged
         return result
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        """Note a warning."""
         category = warning_message.category
         note(
             "warning",
@@ -73,12 +84,13 @@ class RankHooks:
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Only subtests report here; the phases of an item do not come by this way."""
+        """Note the report of a subtest; only subtests are reported through this hook, not the phases of an item."""
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         if data is not None:
             note("report", data)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep the reason why a file was skipped or could not be collected."""
         if report.skipped and isinstance(report.longrepr, tuple):
             self.skipped.append(report.longrepr[2].removeprefix("Skipped: "))
         elif not report.passed:
@@ -86,7 +98,7 @@ class RankHooks:
 
 
 def note_additions(item: pytest.Function) -> None:
-    """Note what the test added to its report since the last time: properties, sections, what it has measured."""
+    """Note what the test added to its report since the last call: properties, sections, benchmarks."""
     properties, sections = item.stash.get(_noted, (0, 0))
     for name, value in item.user_properties[properties:]:
         note("property", [name, value])
@@ -97,13 +109,13 @@ def note_additions(item: pytest.Function) -> None:
 
 
 def note_for_xml(config: pytest.Config) -> None:
-    """Note what fixtures of pytest give to ``--junit-xml``."""
+    """Note the data that pytest's fixtures record for ``--junit-xml``."""
     xml: Any = _Xml(config)
     config.stash[xml_key] = xml
 
 
 class _Xml:
-    """In the place of the writer of the file."""
+    """A stand-in for pytest's writer of the XML file."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.family = config.getini("junit_family")
@@ -120,7 +132,10 @@ class _Xml:
 
 
 def note_shown_fixtures(config: pytest.Config) -> None:
-    """Note what ``--setup-show`` shows. pytest 8 asks for a terminal's writer for colours of comparisons, too."""
+    """Note the output of ``--setup-show``.
+
+    pytest 8 also requests a terminal writer for the colours of comparisons, so a rank always has one.
+    """
     shows = config.getoption("setupshow", False)
     config.get_terminal_writer = _Shown if shows else _unseen  # type: ignore[method-assign, assignment]
 
@@ -130,7 +145,7 @@ def _unseen() -> TerminalWriter:
 
 
 class _Shown:
-    """Such a writer, but for the lines of that option, which it notes."""
+    """A terminal writer that notes the lines of ``--setup-show``."""
 
     def __init__(self) -> None:
         self._writer = _unseen()
@@ -150,9 +165,11 @@ class _Shown:
 
 
 def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | None:
-    """Note what is logged, in the format and from the level on that pytest was asked for; None if it has no log.
+    """Note log records, in the format and from the level that pytest uses; return None if pytest has no log plugin.
 
-    ``records``: also each record itself, of every level, for the live log and the log file.
+    Args:
+        config: configuration of the rank's session.
+        records: also note each record itself, of every level, for the live log and the log file.
     """
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
     if plugin is None:
@@ -164,18 +181,18 @@ def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | N
         plugin.caplog_handler.setLevel(plugin.log_level)
     handlers = StandingHandlers(plugin, [journal, _Records()] if records else [journal])
     runtest_for: Any = handlers.runtest_for
-    if inspect.isgeneratorfunction(type(plugin)._runtest_for):  # pytest 8 delegates to a generator
+    if inspect.isgeneratorfunction(type(plugin)._runtest_for):  # in pytest 8 this method is a generator
         runtest_for = partial(runtest_for.__wrapped__, handlers)
     plugin._runtest_for = runtest_for  # type: ignore[method-assign]
     return handlers
 
 
 class StandingHandlers:
-    """pytest's handlers, attached for good.
+    """pytest's log handlers, attached permanently.
 
-    pytest attaches two handlers anew in every phase, to the root and to each logger that does not propagate, of which
-    torch has dozens: a seventh of what a small test costs in a rank. Here, a phase attaches what is missing; with
-    ``once``, only the first one looks.
+    pytest attaches two handlers anew in every phase, to the root and to each logger that does not propagate; torch has
+    dozens of those. This takes a seventh of the time of a small test in a rank. Here, a phase attaches only the missing
+    handlers; with ``once``, only the set-up phase looks for them.
     """
 
     def __init__(self, plugin: LoggingPlugin, others: list[logging.Handler]) -> None:
@@ -191,7 +208,7 @@ class StandingHandlers:
 
     @contextmanager
     def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
-        """In the place of pytest's ``LoggingPlugin._runtest_for``."""
+        """Replace pytest's ``LoggingPlugin._runtest_for``."""
         if when == "setup" or not self.once:
             self._attach()
         captured = self._plugin.caplog_handler
@@ -213,34 +230,34 @@ class StandingHandlers:
         loggers = self._destinations.now()
         if loggers != self._attached:
             for logger in self._attached:
-                if logger not in loggers:  # it propagates again
+                if logger not in loggers:  # such a logger propagates again
                     for handler in self._handlers:
                         logger.removeHandler(handler)
             self._attached = loggers
         for handler in self._handlers:
             if not all_have(handler, loggers):
                 for logger in loggers:
-                    logger.addHandler(handler)  # unless it is there
+                    logger.addHandler(handler)  # addHandler ignores a handler that is already attached
 
 
 def _is_no_story_of_torchs(record: logging.LogRecord) -> bool:
-    """torch tells of every exception in a collective: the report does so better."""
+    """Return False for torch's debug records about exceptions in collectives; the report describes them better."""
     return record.levelno != logging.DEBUG or not record.name.startswith("c10d-")
 
 
 class _Journal(LogCaptureHandler):
-    """Shown in the report of the controller, whose pytest takes the notes."""
+    """The handler that notes formatted records; the controller's pytest shows them in its report."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text: Any = self.format(record)
-        except Exception:  # a wrong call of logging: pytest's own handler raises it where it was made
+        except Exception:  # a wrong logging call: pytest's own handler raises the error at the call
             return
         note("log", text)
 
 
 class _Records(logging.Handler):
-    """For the live log and the log file of the controller, which have formats of their own."""
+    """The handler that notes whole records for the controller's live log and log file, which have their own formats."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

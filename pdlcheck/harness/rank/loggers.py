@@ -1,4 +1,4 @@
-"""The loggers at which records arrive, found at less cost than pytest's own way; torch alone has dozens of them."""
+"""A fast search for the loggers that need handlers; torch alone has dozens of loggers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["Destinations", "all_have", "attach_quickly"]
 
 _propagates, _handlers_of = attrgetter("propagate"), attrgetter("handlers")
 
-_hears_all = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers to the root alone
+_hears_all = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers only to the root
 
 _is_quick = pytest.StashKey[bool]()
 _found = pytest.StashKey[list[logging.Logger]]()
 
 
 class Destinations:
-    """The root and, where pytest hears them, the loggers that do not propagate to it.
+    """The root logger and, if pytest attaches handlers to them, the loggers that do not propagate to it.
 
-    There are many, and several looks at them in each test, so here and below loops over them run in C.
+    There are many loggers, and each test looks at them several times, so the loops over them here and below run in C.
     """
 
     def __init__(self) -> None:
@@ -36,31 +36,31 @@ class Destinations:
         self._loggers: list[logging.Logger] = []
 
     def now(self) -> list[logging.Logger]:
-        """Those of this moment."""
+        """Return the loggers that exist now."""
         root = logging.getLogger()
         if not _hears_all:
             return [root]
         known = list(root.manager.loggerDict.values())
-        if known != self._known:  # they are compared by identity, in C
+        if known != self._known:  # the comparison is by identity, in C
             self._known = known
             self._loggers = [logger for logger in known if isinstance(logger, logging.Logger) and logger is not root]
         return [root, *filterfalse(_propagates, self._loggers)]
 
 
 def all_have(handler: logging.Handler, loggers: Iterable[logging.Logger]) -> bool:
-    """Whether the handler is attached to each of them."""
+    """Return whether the handler is attached to each of the loggers."""
     return all(map(list.__contains__, map(_handlers_of, loggers), repeat(handler)))
 
 
 def attach_quickly(config: pytest.Config) -> None:
-    """In the controller, from its next phase on: pytest's handlers are attached in one pass where a test has ranks.
+    """Attach pytest's handlers in one pass to tests with ranks, in the controller, from its next phase on.
 
-    pytest looks through all loggers twice in each phase, half of what a small test on simulated ranks costs. Where
-    processes run it, no code of the user's runs here between its phases, so one look at its set-up is enough.
+    pytest looks through all loggers twice in each phase, which is half the time of a small test on simulated ranks. If
+    processes run the test, no user code runs here between its phases, so one search at set-up is enough.
     """
     plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
     if plugin is None or _is_quick in config.stash or inspect.isgeneratorfunction(type(plugin)._runtest_for):
-        return  # pytest 8 delegates to a generator
+        return  # in pytest 8 this method is a generator
     config.stash[_is_quick] = True
     plugin._runtest_for = _Quick(plugin).runtest_for  # type: ignore[method-assign]
 
@@ -73,7 +73,7 @@ class _Quick:
 
     @contextmanager
     def runtest_for(self, item: pytest.Item, when: str) -> Iterator[None]:
-        """In the place of pytest's ``LoggingPlugin._runtest_for``."""
+        """Replace pytest's ``LoggingPlugin._runtest_for``."""
         case = cases.case_of(item)
         if case is None:
             with self._pytests(item, when):
@@ -111,7 +111,7 @@ def _attached(handlers: list[logging.Handler], loggers: list[logging.Logger], le
         tail = slice(-len(handlers), None)
         if all(map(handlers.__eq__, map(list.__getitem__, attached, repeat(tail)))):
             _exhaust(map(delitem, attached, repeat(tail)))
-        else:  # somebody has attached or removed some
+        else:  # the test has attached or removed handlers
             for logger in loggers:
                 for handler in handlers:
                     logger.removeHandler(handler)

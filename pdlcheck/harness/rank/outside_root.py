@@ -1,6 +1,6 @@
-"""Test files outside of pytest's root folder, as those of ``--pyargs``.
+"""Test files outside of pytest's root folder, such as those of ``--pyargs``.
 
-Their node ids begin at the argument of the command line, which a rank that collects a single file does not have.
+Their node ids begin at the argument of the command line, and a rank that collects a single file does not have it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["keep_node_ids", "paths_outside"]
 
 
 def paths_outside(config: pytest.Config) -> tuple[str, ...]:
-    """Return what the command line collects, if some of it is outside of the root folder, and else nothing."""
+    """Return the paths of the command line if some of them are outside of the root folder; otherwise return nothing."""
     session = config.pluginmanager.getplugin("session")
     paths = getattr(session, "_initialpaths", ())
     if all(path.is_relative_to(config.rootpath) for path in paths):
@@ -22,6 +22,6 @@ def paths_outside(config: pytest.Config) -> tuple[str, ...]:
 
 
 def keep_node_ids(session: pytest.Session, paths: tuple[str, ...]) -> None:
-    """Let node ids of ``session`` begin where those of the controller begin; called as its collection starts."""
+    """Let node ids of ``session`` begin where those of the controller begin; call this when its collection starts."""
     if paths:
         session._initialpaths = frozenset(map(Path, paths))

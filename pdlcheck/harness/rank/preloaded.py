@@ -1,6 +1,6 @@
-"""What the pytest session in a rank imports, imported once in the fork server: the parts of pytest and its plugins.
+"""The imports of a rank's pytest session, done once in the fork server: pytest's own plugins and installed plugins.
 
-A plugin that cannot be imported here is left to the rank, where its error says more.
+If a plugin cannot be imported here, the rank tries again, because its error message is better.
 """
 
 from __future__ import annotations

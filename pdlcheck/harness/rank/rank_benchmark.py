@@ -1,4 +1,4 @@
-"""The fixture ``rank_benchmark`` where the body of the test runs on the ranks, and what it calls there."""
+"""The rank's part of the fixture ``rank_benchmark``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named(
     """Return the functions by name, the subject first.
 
     Raises:
-        ValueError: two of them have the same name.
+        ValueError: two functions have the same name.
     """
     if callable(against):
         against = {_name(against): against}
@@ -41,7 +41,7 @@ def time_on_rank(
     check: Callable[[Any], int | None] | None,
     device: torch.device | None,
 ) -> tuple[Any, RankRecord, dict[str, int]]:
-    """Time the functions; return the subject's result, the times and the wrong elements of each function."""
+    """Time the functions; return the subject's result, the times, and the number of wrong elements of each function."""
     __tracebackhide__ = True
     calls = {name: partial(way, *args) for name, way in ways.items()}
     results, record, wrong = time_in_turns(calls, rounds, setup=setup, check=check, device=device)
@@ -56,14 +56,14 @@ def call_once(
     setup: Callable[[], object] | None,
     check: Callable[[Any], int | None] | None,
 ) -> Any:
-    """Call each function once, check its result and time nothing; return the subject's result."""
+    """Call each function once and check its result, without timing; return the subject's result."""
     __tracebackhide__ = True
     results, wrong = {}, {}
     for name, way in ways.items():
         if setup is not None:
             setup()
         results[name] = way(*args)
-        if check is not None:  # before the next one writes the same tensor
+        if check is not None:  # check now, because the next function may write to the same tensor
             wrong[name] = int(check(results[name]) or 0)
     _require_right(wrong)
     return results[next(iter(ways))]

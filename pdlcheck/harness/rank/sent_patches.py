@@ -1,7 +1,7 @@
-"""The controller's ``MonkeyPatch`` in a function that rank processes run: an argument, or from a closure.
+"""The controller's ``MonkeyPatch`` in a function that rank processes run: an argument, or a value of a closure.
 
 Each rank process gets a new one. Its patches are undone when the function ends, because the process runs other tests
-later, and the teardown of the fixture undoes patches in the controller only.
+later, and the teardown of the fixture undoes patches only in the controller.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 __all__ = ["arrived", "let_patches_travel"]
 
-_here: list[pytest.MonkeyPatch] = []  # those of the call that is under way
+_here: list[pytest.MonkeyPatch] = []  # the new ones of the current call
 
 
 def let_patches_travel() -> None:
@@ -21,7 +21,7 @@ def let_patches_travel() -> None:
 
 
 def arrived() -> pytest.MonkeyPatch:
-    """Return the new ``MonkeyPatch`` of a rank, where one is unpickled."""
+    """Return the new ``MonkeyPatch`` of a rank; unpickling calls this."""
     from pdlcheck.worlds.processes.rank.at_end import after_calls
 
     if _undo_all not in after_calls:

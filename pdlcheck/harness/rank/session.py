@@ -1,8 +1,8 @@
-"""The pytest session that a rank process keeps: made on first use, it collects a file when an item of it comes.
+"""The pytest session of a rank process: created on first use, it collects a file when an item of that file arrives.
 
-The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``); a failure travels back as
-the exception itself with the report that pytest renders here, where the source and the values are. What a plugin of
-the session would show or record travels as notes, see ``rank_hooks``.
+The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``). A failure is returned as the
+exception itself, with the report that pytest renders here, where the source and the values are. Output and records of
+the session's plugins are sent as notes, see ``hooks.py`` in this folder.
 """
 
 from __future__ import annotations
@@ -61,38 +61,40 @@ from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
 
-_REPEATS = ("pytest-retry", "pytest_retry.retry_plugin")  # a test that fails, which ranks cannot do each by itself
-KEEP = "keep"  # instead of the next item: nobody knows which it is
-_SHOWN = 120  # letters of a parameter
-_CONFTEST_FILES = "conftest.py"  # all of them draw from one stream
+# These plugins repeat a failed test, which each rank cannot do by itself.
+_REPEATS = ("pytest-retry", "pytest_retry.retry_plugin")
+KEEP = "keep"  # passed instead of the next item if it is not known
+_SHOWN = 120  # the greatest number of characters shown of a parameter
+_CONFTEST_FILES = "conftest.py"  # all conftest files draw from one random stream
 _SHOWN_IN_IDS = (bool, bytes, complex, float, int, str, type(None))
 
 
 class _RankSession:
-    """One pytest configuration and session; items by node id."""
+    """One pytest configuration and session, with its items by node id."""
 
     def __init__(self, description: SessionDescription) -> None:
         os.environ.pop("PYTEST_ADDOPTS", None)
         self._python_filters = list(warnings.filters)
         with _quiet():
-            with chdir(description.directory):  # arguments are relative to it
+            with chdir(description.directory):  # the arguments are relative to this directory
                 self.config = config = _prepareconfig(list(description.arguments))
             config.stash[IN_RANK] = True
             if description.seen_from is not None:
                 config.stash[SEEN_FROM] = Path(description.seen_from)
             for name, value in description.options:
-                with suppress(Exception):  # as with what cannot be pickled, the rank's own parser has a default
+                with suppress(Exception):  # the rank's own parser has a default, as for values that cannot be pickled
                     setattr(config.option, name, pickle.loads(value))
             if isinstance(getattr(config.option, "randomly_seed", None), int):
-                config.option.randomly_seed += own_rank()  # streams of their own, also with pytest-randomly
+                # Each rank has its own random streams, with pytest-randomly too.
+                config.option.randomly_seed += own_rank()
             with silent_reporter(config):
                 config._do_configure()
-            for name in _REPEATS:  # their marks and options are known, their hooks are the controller's
+            for name in _REPEATS:  # keep their marks and options; only the controller runs their hooks
                 config.pluginmanager.unregister(name=name)
             write_whole_values(config)
             config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
-            rank_debugger.take_breakpoints()  # pytest's own debugger has just put itself in front
+            rank_debugger.take_breakpoints()  # pytest's own debugger has just replaced the breakpoint hook
             self._log = journal_log(config, records=description.log_records)
             if description.xml:
                 note_for_xml(config)
@@ -106,7 +108,7 @@ class _RankSession:
             config.hook.pytest_sessionstart(session=self.session)
         self.explains = config.pluginmanager.hasplugin("assertion")
         self.items: dict[str, pytest.Function] = {}
-        self.around = ExitStack()  # from an item's set-up to its teardown
+        self.around = ExitStack()  # is open from an item's set-up to its teardown
 
     def item(self, path: str, nodeid: str) -> pytest.Function:
         self.settings.put_back()
@@ -118,21 +120,21 @@ class _RankSession:
             with _quiet(), imported.streams_of(path):
                 try:
                     self.session.perform_collect([path])
-                except pytest.UsageError as error:  # a conftest file failed, and has its own report
+                except pytest.UsageError as error:  # a conftest file failed; its own report is used if there is one
                     self.hooks.not_collected[:] = self.hooks.not_collected or [str(error)]
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
                         self.items[item.nodeid] = item
             self.settings.hold()
         if nodeid not in self.items:
-            if self.hooks.skipped and not self.hooks.not_collected:  # the file, on this rank
+            if self.hooks.skipped and not self.hooks.not_collected:  # the file was skipped on this rank
                 raise pytest.skip.Exception("; ".join(self.hooks.skipped))
             raise _not_found(path, nodeid, self.hooks.not_collected)
         return self.items[nodeid]
 
     @contextmanager
     def warnings_of(self, item: pytest.Item) -> Iterator[None]:
-        """Record warnings as pytest does; its filters stand on Python's own, not on those of a quiet start."""
+        """Record warnings as pytest does, with its filters on top of Python's own, not of those of the quiet start."""
         with warnings.catch_warnings():
             warnings.resetwarnings()
             warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
@@ -141,7 +143,7 @@ class _RankSession:
 
     @contextmanager
     def one_look_at_loggers(self) -> Iterator[None]:
-        """While phases run one after the other, and nothing of the user's before the last of them."""
+        """Search the loggers only once in the block, while phases run in a row and no user code runs between them."""
         if self._log is None:
             yield
             return
@@ -153,7 +155,7 @@ class _RankSession:
 
 
 def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupError:
-    """Shown without frames: they are not the user's."""
+    """Return the error of an item that the rank did not find; it shows no frames, because none are the user's."""
     what = f"a rank collected {path} and found no {nodeid}"
     if not not_collected and (drawn := drawn_by(path)):
         what += (
@@ -189,7 +191,7 @@ _session: _RankSession | None = None
 
 
 def collect(description: SessionDescription, path: str, nodeid: str) -> dict[str, dict[str, str]]:
-    """Make the session of this rank if need be, and collect the file of an item; see :func:`parameters`."""
+    """Create the session of this rank if necessary, and collect the file of an item; return its :func:`parameters`."""
     global _session
     if _session is None:
         with imported.streams_of(_CONFTEST_FILES):
@@ -202,7 +204,7 @@ def collect(description: SessionDescription, path: str, nodeid: str) -> dict[str
 
 
 def parameters(path: str) -> dict[str, dict[str, str]]:
-    """What the parameters of the items of a file are in this rank, in words, where an id may not tell: by node id."""
+    """Return, by node id, the parameters of a file's items in this rank as text, without those that test ids show."""
     assert _session is not None
     items = [item for item in _session.items.values() if str(item.path) == path and hasattr(item, "callspec")]
     return {
@@ -216,26 +218,27 @@ def parameters(path: str) -> dict[str, dict[str, str]]:
 
 
 def setup(path: str, nodeid: str, shared: str) -> None:
-    """Set the fixtures of an item up in this rank."""
+    """Set up the fixtures of an item in this rank."""
     assert _session is not None
     item = _session.item(path, nodeid)
     item.stash[SHARED] = Path(shared)
     set_rank_context(RankContext(own_rank(), own_world_size(), own_device(), dist.group.WORLD))
-    rank_coverage.save()  # what ran since the last test
+    rank_coverage.save()  # save what ran since the last test
     _session.around.close()
     _session.around.enter_context(_session.warnings_of(item))
     if _session.explains:
         explain_for(item)
-    _session.session._setupstate.teardown_exact(item)  # what an item before needed and this one does not
+    _session.session._setupstate.teardown_exact(item)  # tear down what an earlier item needed and this one does not
     if not getattr(item, "_request", None):
         item._initrequest()
     _phase(item, "setup", partial(item.ihook.pytest_runtest_setup, item=item))
 
 
 def run(path: str, nodeid: str, shared: str, following: tuple[str, str] | Literal["keep"] | None) -> bool:
-    """Set an item up, run its body and, where that returned, tear it down, for an item that needs one message.
+    """Set up an item, run its body and, if the body returned, tear the item down: all phases with one message.
 
-    False leaves the teardown to :func:`teardown`, as it also ends what an item before has set up.
+    Return False if the teardown is left to :func:`teardown`, because it also ends fixtures that an earlier item has set
+    up.
     """
     assert _session is not None
     with _session.one_look_at_loggers():
@@ -269,14 +272,14 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
     """Tear down the item's own fixtures, and those of wider scope that the next item does not need.
 
     Args:
-        nodeid: of the item.
+        nodeid: node id of the item.
         following: path and node id of the next item that runs on these ranks; None if there is none.
-        failed: the test failed, perhaps on another rank: its temporary folders are of interest.
+        failed: whether the test failed, perhaps on another rank; then its temporary folders are kept.
     """
     item = _session.items.get(nodeid) if _session is not None else None
-    if _session is None or item is None:  # its set-up failed before it was collected
+    if _session is None or item is None:  # the set-up failed before the item was collected
         return
-    if not getattr(item, "_request", None):  # it has ended here, at once, while another rank failed
+    if not getattr(item, "_request", None):  # the item has already ended on this rank, while another rank failed
         return
     if failed and tmppath_result_key in item.stash:
         item.stash[tmppath_result_key]["call"] = False
@@ -304,9 +307,9 @@ def _finish_fixtures(item: pytest.Function, nextitem: _Next | None) -> None:
 
 
 def finish(exitstatus: int) -> None:
-    """Tear down what is still set up, and let the user's conftest files see the end of the session.
+    """Tear down what is still set up, and run the session-end hooks of the user's conftest files.
 
-    What pytest and its plugins would do then belongs to the controller, or ends with the process.
+    The other end-of-session work of pytest and its plugins belongs to the controller, or ends with the process.
     """
     global _session
     if _session is None:
@@ -322,7 +325,7 @@ def finish(exitstatus: int) -> None:
 
 
 class _Next:
-    """The next item, as far as pytest asks: the collectors that it has in common with the present one."""
+    """A stand-in for the next item: pytest only reads the collectors that it shares with the current item."""
 
     def __init__(self, item: pytest.Item, following: tuple[str, str] | str) -> None:
         chain = item.listchain()[:-1]
@@ -334,6 +337,7 @@ class _Next:
         self._chain = chain
 
     def listchain(self) -> list[Any]:
+        """Return the collectors that both items have in common."""
         return self._chain
 
 
@@ -350,7 +354,7 @@ def _holds(node: Any, path: Path, nodeid: str) -> bool:
 
 
 def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], run: Callable[[], object]) -> None:
-    """Run one phase as pytest does, with a report that plugins see; hand failures on."""
+    """Run one phase as pytest does, with a report that plugins receive; raise its failure."""
     if when == "setup":
         item.stash[_marked] = _xfail_marks(item)
     rank_coverage.switch(f"{item.nodeid}|{'run' if when == 'call' else when}")
@@ -360,7 +364,7 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         shorten(call.excinfo.value)
         note_report()
     if call.excinfo is not None and isinstance(call.excinfo.value, MemoryError):
-        traceback.clear_frames(call.excinfo.tb)  # what the test hoarded, to have room for the report
+        traceback.clear_frames(call.excinfo.tb)  # free the memory that the test filled, to have room for the report
     if call.excinfo is not None and isinstance(call.excinfo.value, PdlcheckError):
         note_stop(item, call.excinfo.value)
         end_at_user_line(call.excinfo.value)
@@ -377,7 +381,8 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
             _xfail_marks(item) > item.stash[_marked] or not str(report.longrepr).startswith("[XPASS(strict)]")
         ):
             note("verdict", str(report.longrepr))
-            pytest.fail(str(report.longrepr), pytrace=False)  # a plugin's verdict; a mark's is the controller's
+            # This is a plugin's verdict; the controller applies the verdicts of marks.
+            pytest.fail(str(report.longrepr), pytrace=False)
         return
     error = call.excinfo.value
     if report.skipped and hasattr(report, "wasxfail"):
@@ -388,14 +393,14 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         if crash := getattr(report.longrepr, "reprcrash", None):
             setattr(error, RANK_CRASH, f"{crash.path}:{crash.lineno}")
             setattr(error, RANK_MESSAGE, crash.message)
-        elif said := [line for line in rendered.splitlines() if line.startswith("E ")]:  # such as: fixture not found
+        elif said := [line for line in rendered.splitlines() if line.startswith("E ")]:  # e.g. "fixture not found"
             setattr(error, RANK_MESSAGE, said[0].removeprefix("E").strip())
         rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
     raise error
 
 
 def _rendered(longrepr: Any) -> str:
-    """As pytest does it, but for the indentation of the first line."""
+    """Return the report as pytest prints it, but without the indentation of the first line."""
     if not isinstance(longrepr, TerminalRepr):
         return str(longrepr)
     text = StringIO()
@@ -411,19 +416,22 @@ def _xfail_marks(item: pytest.Item) -> int:
 
 
 def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
-    """Each rank has a folder inside that of the session; a rank that takes another one's place goes on there."""
+    """Give this rank its own folder inside of the session's folder.
+
+    A rank that replaces another one reuses its folder.
+    """
     own = basetemp / f"{pool}-rank{own_rank()}"
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    factory = getattr(config, "_tmp_path_factory", None)  # absent at -p no:tmpdir
+    factory = getattr(config, "_tmp_path_factory", None)  # absent with -p no:tmpdir
     if factory is not None:
         factory._basetemp = own.resolve()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what importing test modules prints, unless it fails: the controller has shown it already.
+    """Drop the output of importing test modules, unless the import fails: the controller has already shown it.
 
-    ``sys.stdout`` stays as it is, as plugins keep writers to it; only the descriptors lead elsewhere.
+    ``sys.stdout`` stays unchanged, because plugins keep writers to it; only the file descriptors are redirected.
     """
     with TemporaryFile() as out, TemporaryFile() as err:
         files = {1: out, 2: err}

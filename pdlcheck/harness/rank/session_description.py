@@ -1,4 +1,4 @@
-"""What the pytest session in a rank process has from the controller's: arguments, options, filters of warnings."""
+"""The part of the controller's pytest session that a rank process needs: arguments, options, warning filters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pdlcheck.worlds.advice import advise
 
 __all__ = ["SessionDescription", "describe"]
 
-# what the controller alone distributes, measures, remembers, shows, writes or asks
+# These options concern work that only the controller does: distributing tests, measuring, caching, showing, writing
+# files, and debugging.
 _NOT_IN_RANKS = frozenset(
     {
         *("basetemp", "cacheclear", "cacheshow", "collectonly", "debug", "dist", "failedfirst", "htmlpath", "lf"),
@@ -28,35 +29,36 @@ _NOT_IN_RANKS = frozenset(
 )
 _PLUGINS_NOT_IN_RANKS = ("cov_", "json_report")
 _GIVEN_AS_ARGUMENTS = frozenset({"capture", "file_or_dir", "inifilename", "override_ini", "plugins", "rootdir"})
-# read when conftest files are loaded, which is before options are set
+# pytest reads these options when it loads conftest files, before the rank can set options.
 _BEFORE_CONFTEST_FILES = {"assertmode": "--assert", "confcutdir": "--confcutdir", "importmode": "--import-mode"}
 
 
 @dataclass(frozen=True)
 class SessionDescription:
-    """What a rank needs to make the same session as the controller's."""
+    """The data that a rank needs to create the same session as the controller's."""
 
     arguments: tuple[str, ...]
-    directory: str  # from which it was started, whatever hooks have made the present one
-    options: tuple[tuple[str, bytes], ...]  # pickled: a conftest file of the rank may define the classes of values
-    filters: tuple[Sequence[str], Sequence[str]]  # of warnings: from the ini file, from the command line
+    directory: str  # the start directory, even if hooks have changed the current one
+    options: tuple[tuple[str, bytes], ...]  # pickled: the rank's conftest files may define the classes
+    filters: tuple[Sequence[str], Sequence[str]]  # of warnings: ini file, command line
     basetemp: str
     world: str
-    log_records: bool  # of each rank are wanted
-    xml: bool  # is written
-    outside: tuple[str, ...]  # of the root folder: what the command line collects there
-    seen_from: str | None  # a file by which a rank on another node sees whether it shares the folder
+    log_records: bool  # the controller needs the log records of each rank
+    xml: bool  # the controller writes a JUnit XML file
+    outside: tuple[str, ...]  # paths of the command line, if some are outside of the root folder
+    seen_from: str | None  # a file that exists only on nodes that share the session's folder
 
 
 def describe(config: pytest.Config, world: str) -> SessionDescription:
-    """The controller's session, for the ranks of a world."""
+    """Describe the controller's session for the ranks of a world."""
     arguments = ["-p", "no:faulthandler"]
     if config.pluginmanager.hasplugin("capturemanager"):
         arguments.append("-s")
     for override in config.getoption("override_ini") or []:
         arguments += ["-o", override]
-    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file="]  # one file, one writer
-    # filters are for tests: pytest itself warns of modules that the fork server imported before it
+    # Only the controller writes the log file.
+    arguments += ["--rootdir", str(config.rootpath), "-o", "addopts=", "-o", "log_file="]
+    # The filters apply to tests only: pytest itself would warn about modules that the fork server imported before it.
     arguments += ["-o", "filterwarnings=ignore"]
     if config.getoption("noconftest"):
         arguments.append("--noconftest")
@@ -66,11 +68,12 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
         if (value := getattr(config.known_args_namespace, name, None)) is not None:
             value = config.invocation_params.dir / value if name == "confcutdir" else value
             arguments.append(f"{argument}={value}")
-    if config.getoption("pyargs"):  # read when conftest files are loaded: those of packages may name plugins
+    # pytest reads this option when it loads conftest files, because those of packages may name plugins.
+    if config.getoption("pyargs"):
         arguments.append("--pyargs")
     for plugin in config.getoption("plugins") or []:
         arguments += ["-p", plugin]
-    arguments += config.getoption("file_or_dir") or []  # so that the same conftest files add their options
+    arguments += config.getoption("file_or_dir") or []  # the same conftest files must add their options
     options = {
         name: _pickled(value)
         for name, value in sorted(vars(config.option).items())
@@ -88,17 +91,21 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
 
 
 def _pickled(value: object) -> bytes | None:
-    """None where ranks cannot have the value."""
+    """Return the pickled value; None if the value cannot be sent to ranks."""
     try:
         pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         pickle.loads(pickled)
-    except Exception:  # an open file, a lambda; classes of users may raise anything
+    except Exception:  # for example an open file or a lambda; classes of users may raise any exception
         return None
     return pickled
 
 
 def _warn_of_lost(config: pytest.Config, names: Sequence[str]) -> None:
-    """A default is no loss, as the rank's own parser makes it; nor is what a hook has set that is no option."""
+    """Warn about options whose values cannot be sent to ranks.
+
+    A default is not lost, because the rank's own parser creates it. A value that a hook has set and that is not an
+    option is not reported.
+    """
     for action in config._parser.optparser._actions:
         value = getattr(config.option, action.dest, None)
         if action.dest in names and value is not action.default:

@@ -1,6 +1,7 @@
-"""What files and fixtures of wider scope have set in a rank: it holds for the tests after, as in one process.
+"""The process settings that test files and fixtures of wider scope change in a rank.
 
-A call of ranks begins with the controller's settings, so that what a test leaves behind is nobody's.
+They stay in force for later tests, as in one process. Every call of the ranks begins with the controller's settings,
+so settings that a test leaves behind are dropped.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ class RankSettings:
         self._has_finished = False
 
     def hold(self) -> None:
-        """What is set now holds for what comes."""
+        """Store the present settings as those that apply to later tests."""
         self._held = present()
         own_settings.hold()
 
     def put_back(self) -> None:
-        """Let that be set which holds."""
+        """Restore the stored settings."""
         own_settings.put_back()
         if present() != self._held:
             put(self._held)
 
     def after_teardown(self) -> None:
-        """A fixture of wider scope that has ended takes back what it has set."""
+        """Store the present settings if a fixture of wider scope has ended: its teardown restored earlier ones."""
         if self._has_finished:
             self._has_finished = False
             self.hold()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        """Store what a fixture of wider scope has set."""
         result = yield
         if fixturedef.scope != "function":
             self.hold()
         return result
 
     def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
+        """Record that a fixture of wider scope has ended."""
         if fixturedef.scope != "function":
             self._has_finished = True

@@ -1,4 +1,4 @@
-"""The terminal's reporter in a rank: it has the options and answers who asks for it, and writes to nobody."""
+"""The terminal reporter in a rank: it has the options and answers plugins that use it, but shows nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _NAME = "terminalreporter"
 
 @contextmanager
 def silent_reporter(config: pytest.Config) -> Iterator[None]:
-    """While plugins are configured there is none, so that nobody makes one that writes; then there is a silent one."""
+    """Block the reporter while plugins are configured, and register a silent one afterwards.
+
+    The block keeps plugins from creating a reporter that writes.
+    """
     plugins = config.pluginmanager
     if not plugins.hasplugin("terminal"):
         yield
@@ -29,7 +32,10 @@ def silent_reporter(config: pytest.Config) -> Iterator[None]:
 
 
 class _Silent:
-    """Has no hooks, which would take time at each test, and makes the reporter when it is asked for something of it."""
+    """A stand-in for the reporter, which creates the reporter when one of its attributes is read.
+
+    It has no hooks, because they would take time at each test.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

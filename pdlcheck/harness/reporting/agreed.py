@@ -1,4 +1,4 @@
-"""What all ranks noted is told once, the rest with its rank."""
+"""The notes of all ranks, merged: a note that every rank made appears once, any other one with its rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ __all__ = ["agreed", "words_of"]
 
 
 def agreed(noted: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Any]]:
-    """What each rank noted: the words that name the rank, none where every rank noted the same, and the value."""
+    """Yield each note with a label: empty if every rank made the same note, and otherwise the number of the rank.
+
+    Args:
+        noted: the notes, by rank.
+    """
     by_all = set.intersection(*(set(map(words_of, values)) for values in noted))
     for rank, values in enumerate(noted):
         for value in values:
@@ -22,5 +26,5 @@ def agreed(noted: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def words_of(noted: Any) -> str:
-    """The same for what equal objects of two ranks noted."""
+    """Return a text that is the same for the notes of equal objects on two ranks."""
     return without_addresses(repr(noted))

@@ -1,4 +1,4 @@
-"""Rows that ranks have measured, in the session of pytest-benchmark, whose tables and JSON show them."""
+"""Rows that ranks have measured, added to the session of pytest-benchmark, which shows them in its tables and JSON."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def add_row(
     Args:
         item: the test.
         names: the name of the row, and the full name with the file.
-        group: of rows that belong together.
+        group: name of the group of rows that belong together.
         extra_info: columns of the JSON.
         iterations: calls in one sample.
-        seconds: of each sample, divided by its iterations.
-        options: of pytest-benchmark, with which the row was measured.
+        seconds: time of each sample, divided by its iterations.
+        options: options of pytest-benchmark with which the row was measured.
     """
     session: Any = getattr(item.config, "_benchmarksession", None)
     if session is None:
         return None
     from pytest_benchmark import stats
 
-    made: Any = stats.Metadata  # it has no types
+    made: Any = stats.Metadata  # its module has no type annotations
     case, callspec = case_of(item), getattr(item, "callspec", None)
     params = {} if callspec is None else {name: value for name, value in callspec.params.items() if name != CASE}
     fixture = SimpleNamespace(

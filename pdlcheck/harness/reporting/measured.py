@@ -1,4 +1,4 @@
-"""What ``rank_benchmark`` measured: rows of pytest-benchmark, a table, and the machine in the JSON."""
+"""The results of ``rank_benchmark``: rows of pytest-benchmark, a table, and the machine in the JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pdlcheck.report.measured import measured_table
 
 __all__ = ["NOTE", "add_rows", "note_untimed", "record_notes"]
 
-_WIDE = 400  # letters: the table takes what its cells need, as that of pytest-benchmark
-NOTE = "measured"  # what ranks leave in their journals
+_WIDE = 400  # characters: the table becomes as wide as its cells, like that of pytest-benchmark
+NOTE = "measured"  # the kind of note in the journals of ranks
 
 
 class _Measured:
@@ -28,20 +28,21 @@ class _Measured:
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Mapping[str, Any]]] = []
-        self.running: list[Any] = []  # rows of pytest-benchmark of the test that runs
+        self.running: list[Any] = []  # rows of pytest-benchmark of the current test
         self.untimed: set[str] = set()  # tests on sim
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """The times of a test that fails do not count, whatever it has measured before."""
+        """Drop the times of a test that fails, whatever it has measured before."""
         if report.when != "call":
             return
         if report.failed:
             for row in self.running:
-                row.fixture.has_error = True  # pytest-benchmark leaves it out
+                row.fixture.has_error = True  # pytest-benchmark leaves out such rows
             del self.rows[len(self.rows) - len(self.running) :]
         self.running.clear()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table, and the number of tests that were not timed."""
         from rich.console import Console
 
         if self.untimed:
@@ -57,13 +58,14 @@ class _Measured:
         terminalreporter.write_line("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Add the description of the machine to the JSON."""
         if self.rows:
             machine_info["pdlcheck"] = describe_machine()
 
 
 def record_notes(item: pytest.Item, noted: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Record what all ranks noted; ``noted`` is by rank."""
-    for notes in zip(*noted, strict=False):  # a rank that failed has noted less, and the test fails
+    """Record the measurements that all ranks noted; ``noted`` is by rank."""
+    for notes in zip(*noted, strict=False):  # a failed rank has noted less, and its test fails
         wrong: dict[str, int] = {}
         for note in notes:
             for name, number in note["subject"]["wrong"].items():
@@ -74,7 +76,7 @@ def record_notes(item: pytest.Item, noted: Sequence[Sequence[Mapping[str, Any]]]
 
 
 def add_rows(item: pytest.Item, group: str | None, found: Sequence[Measurement], world: str | None) -> None:
-    """Record the measurements of one test; the rows of what it is compared with carry that name in brackets."""
+    """Record the measurements of one test; a row of a function of ``against`` has that function's name in brackets."""
     session = _of_session(item.config)
     for place, one in enumerate(found):
         also = f" [{one.name}]" if place else ""
@@ -88,7 +90,7 @@ def add_rows(item: pytest.Item, group: str | None, found: Sequence[Measurement],
 
 
 def note_untimed(item: pytest.Item) -> None:
-    """Remember a test whose ranks are simulated: its times would say nothing."""
+    """Record a test whose ranks are simulated; it is not timed, because its times would mean nothing."""
     _of_session(item.config).untimed.add(item.nodeid)
 
 
@@ -102,7 +104,7 @@ def _of_session(config: pytest.Config) -> _Measured:
 
 
 def _without_world(text: str, item: pytest.Item, world_size: int) -> str:
-    """Say the number of ranks in the place of the world: rows of the same name pair up across worlds and devices."""
+    """Replace the world in a test's name by the number of ranks, so that rows pair up across worlds and devices."""
     case = case_of(item)
     named = str(case) if case is not None else str(world_of(item))
     before, bracket, after = text.rpartition("[")

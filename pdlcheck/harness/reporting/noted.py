@@ -1,6 +1,7 @@
-"""What the body of a property says on its ranks with Hypothesis's ``note``, ``event`` and ``target``.
+"""Calls of Hypothesis's ``note``, ``event`` and ``target`` in the body of a property that runs on ranks.
 
-The example belongs to the controller, so a rank says it there: notes with the rank, targets that differ with the rank.
+The example belongs to the controller, so the calls are repeated there: notes get the rank as a prefix, and targets get
+it as a label if they differ between ranks.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from hypothesis.strategies._internal.random import HypothesisRandom
 
 __all__ = ["hear", "refuse_drawing", "tell"]
 
-Said = Sequence[Any]  # what it is, and its arguments
+Said = Sequence[Any]  # the name of the function, and its arguments
 
 
 @contextmanager
 def hear(say: Callable[[Said], None]) -> Iterator[None]:
-    """On a rank: give what the block says to ``say``."""
+    """Pass, on a rank, the calls in the block to ``say``."""
     data = SimpleNamespace(
         events=_Heard("event", say),
         target_observations=_Heard("target", say),
         provider=SimpleNamespace(avoid_realization=False),
-        note=lambda text: None,  # observed where it is told
+        note=lambda text: None,  # the controller's call is the one that Hypothesis observes
         _observability_predicates=defaultdict(_Uncounted),
     )
-    context: Any = SimpleNamespace(is_final=True, data=data)  # what is shown is decided where it is told
+    context: Any = SimpleNamespace(is_final=True, data=data)  # the controller decides what is shown
     with _current_build_context.with_value(context), with_reporter(lambda text: say(("note", text))):
         yield
 
 
 def tell(said: Sequence[Sequence[Said]]) -> None:
-    """In the controller, while the example runs: say it for every rank."""
+    """Repeat the calls of every rank, in the controller while the example runs."""
     targets: list[dict[str, float]] = [{} for _ in said]
     for rank, mine in enumerate(said):
         for what, *arguments in mine:
@@ -56,7 +57,7 @@ def tell(said: Sequence[Sequence[Said]]) -> None:
 
 
 def refuse_drawing(name: str, value: object) -> None:
-    """Raise if an argument draws while the test runs, which the controller alone can."""
+    """Raise an error if an argument draws while the test runs, because only the controller can draw."""
     if isinstance(value, DataObject):
         made, cure = "st.data()", "draw what the ranks need in a strategy, with @st.composite"
     elif isinstance(value, HypothesisRandom):
@@ -67,10 +68,10 @@ def refuse_drawing(name: str, value: object) -> None:
 
 
 class _Uncounted:
-    """For ``assume`` and ``reject``."""
+    """A stand-in for Hypothesis's counter of ``assume`` and ``reject``."""
 
     def update_count(self, *, condition: bool) -> None:
-        """The controller counts what the ranks raise."""
+        """Count nothing, because the controller counts the exceptions that ranks raise."""
 
 
 class _Heard(dict[str, Any]):

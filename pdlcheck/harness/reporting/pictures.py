@@ -1,4 +1,4 @@
-"""``--timeline DIR``: a picture of what the simulated ranks of each test did, also of a test that failed."""
+"""The pictures of ``--timeline DIR``: the operations of the simulated ranks of each test, including failed tests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LONGEST = 200  # bytes, of the 255 that a file name may have
 
 
 def draw(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Write the last run of the test's simulated world as JSON and SVG; a test that failed names the picture."""
+    """Write the last run of the test's simulated world as JSON and SVG; a failed test's report names the picture."""
     if report.when != "call" or world_of(item) != "sim":
         return
     try:
         timeline = open_world(item.config, "sim").timeline
-    except RuntimeError:  # it has run nothing
+    except RuntimeError:  # the world has run nothing
         return
     folder = Path(item.config.getoption("--pdl-timeline"))
     try:
@@ -39,7 +39,7 @@ def draw(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def _name(nodeid: str) -> str:
-    """A file name for it; with a digest where another test may have the same, or where it would be too long."""
+    """Return a file name for a test; it has a digest if another test could have the same name, or if it is too long."""
     name = re.sub(r"[^\w.]+", "-", nodeid).strip("-")
     short = name.encode()[:_LONGEST].decode(errors="ignore")
     if short == name and not re.search(r"[^\w.-]", nodeid.partition("[")[2].rstrip("]")):

@@ -1,4 +1,4 @@
-"""What ranks record with ``record_property``: told once where they agree."""
+"""Values that ranks record with ``record_property``: shown once if all ranks agree."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Properties", "record"]
 
 
 def record(item: pytest.Item, values: Sequence[Sequence[Any]]) -> None:
-    """Add the pairs of a name and a value of every rank to those of the item."""
+    """Add the (name, value) pairs of every rank to those of the item."""
     item.user_properties += [(f"{name}{which}", value) for which, (name, value) in agreed(values)]
 
 
 class Properties:
-    """On a simulated rank: what it has recorded in the present phase of the item."""
+    """The values that a simulated rank has recorded in the current phase of the item."""
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
@@ -26,12 +26,14 @@ class Properties:
         self.arrive()
 
     def arrive(self) -> None:
+        """Make this rank's values those of the item, when the rank gets the turn."""
         self._everybodys, self._item.user_properties = self._item.user_properties, self.pairs
 
     def leave(self) -> None:
+        """Restore the values of the item, when the rank passes the turn."""
         self.pairs, self._item.user_properties = self._item.user_properties, self._everybodys
 
     def take(self) -> list[tuple[str, object]]:
-        """What is to be told of the phase that has ended."""
+        """Return the values recorded in the phase that has ended, and forget them."""
         pairs, self.pairs = self.pairs, []
         return pairs

@@ -1,4 +1,4 @@
-"""What ranks write and note in a phase becomes sections, warnings, subtests, properties of the controller's item."""
+"""The output and notes of ranks in one phase, reported as sections, warnings, subtests and properties of the item."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["RankOutput"]
 
 
 class RankOutput:
-    """Of one item, phase by phase."""
+    """The output and notes of the ranks of one item, phase by phase."""
 
     def __init__(self, item: pytest.Item, world_size: int) -> None:
         capture = item.config.getoption("capture", "fd")
@@ -40,7 +40,7 @@ class RankOutput:
         self._forget()
 
     def read(self, written: Written) -> None:
-        """Take what a rank wrote; show it at once where pytest captures nothing."""
+        """Store the output of a rank; show it at once if pytest captures nothing."""
         if self._shows_output:
             self._show((written.rank, "out"), written.out)
             self._show((written.rank, "err"), written.err)
@@ -58,13 +58,13 @@ class RankOutput:
                 self._notes[kind][written.rank].append(value)
 
     def tell(self, when: str) -> None:
-        """The phase has ended: hand on what was read during it."""
+        """Report what was read during the phase that has ended."""
         for rest in list(self._partial):
             self._show(rest, "", end=True)
         for rank in self._ranks:
             for key in ("stdout", "stderr", "log"):
                 text = self._text[rank, key].rstrip("\n") if key == "log" else self._text[rank, key]
-                if text and self._labelled:  # JUnit XML joins the sections without their titles
+                if text and self._labelled:  # in JUnit XML, sections have no titles
                     text = f"[rank {rank}]\n{text}\n"
                 self._item.add_report_section(f"{when} [rank {rank}]", key, text)
         relayed_logs.write(self._item.config, self._records)
@@ -130,7 +130,7 @@ class RankOutput:
         if xml is None:
             return
         for which, (name, value) in self._agreed(noted["suite property"]):
-            if (f"{name}{which}", value) not in xml.global_properties:  # ranks of another test have recorded it
+            if (f"{name}{which}", value) not in xml.global_properties:  # not if ranks of another test have recorded it
                 xml.add_global_property(f"{name}{which}", value)
         last = {rank: list(dict(own).items()) for rank, own in noted["attribute"].items()}
         attributes: defaultdict[str, list[str]] = defaultdict(list)
@@ -141,7 +141,7 @@ class RankOutput:
 
 
 def _once(warned: Mapping[int, list[Any]]) -> list[Any]:
-    """Each warning once, whichever ranks it came from."""
+    """Return each warning once, whichever ranks raised it."""
     return list({words_of(warning): warning for rank in sorted(warned) for warning in warned[rank]}.values())
 
 
@@ -152,7 +152,7 @@ def _warn(item: pytest.Item, noted: Mapping[str, Any]) -> None:
         for name in noted["category"].split("."):
             category = getattr(category, name)
         message = category(noted["text"])
-    except Exception:  # a class that this process cannot make: its words remain
+    except Exception:  # this process cannot create the class, so only its text remains
         category, message = UserWarning, UserWarning(f"{noted['category']}: {noted['text']}")
     record_warning(item, warnings.WarningMessage(message, category, noted["filename"], noted["lineno"]))
 

@@ -1,4 +1,4 @@
-"""Subtests of ranks: equal ones of several ranks are told once, others with their ranks."""
+"""Subtests of ranks: equal subtests of several ranks are reported once, with their ranks unless all ranks ran them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pdlcheck.harness.reporting.agreed import words_of
 
 __all__ = ["id_of", "keep_reports", "report"]
 
-Reported = dict[str, Any]  # as pytest sends reports
+Reported = dict[str, Any]  # a serialized report of pytest
 
 
 def report(item: pytest.Item, world_size: int, reported: Mapping[int, list[Reported]]) -> None:
-    """In the controller: tell pytest what each rank has reported."""
+    """Report the subtests of every rank to pytest, in the controller."""
     config = item.config
     merged: dict[str, tuple[list[int], Reported]] = {}
     for rank, reports in reported.items():
@@ -42,11 +42,11 @@ def report(item: pytest.Item, world_size: int, reported: Mapping[int, list[Repor
 
 
 def keep_reports(value: Any, reports: list[Reported]) -> None:
-    """On a simulated rank: if a fixture's value is ``subtests``, keep what it reports for :func:`report`."""
+    """Keep, on a simulated rank, the reports of a ``subtests`` fixture for :func:`report`; ignore other values."""
     if type(value).__module__ == "_pytest.subtests":
         value._ihook = _Hooks(value._ihook, value._request.config, reports)
         value._request = _Request(value._request)
-        value._suspend_capture_ctx = nullcontext  # nothing is shown now
+        value._suspend_capture_ctx = nullcontext  # nothing is shown now, so no capture must be suspended
 
 
 class _Hooks:
@@ -72,7 +72,11 @@ class _Request:
 
 
 class _Config:
-    """Subtests capture the output of the process, and count their failures where they happen: these do neither."""
+    """A stand-in for the configuration.
+
+    A subtest captures the output of the whole process and counts its failures in the configuration's stash. With this
+    stand-in it does neither.
+    """
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -91,12 +95,12 @@ def _crash(data: Mapping[str, Any]) -> Any:
 
 
 def _count_failed(item: pytest.Item) -> None:
-    """pytest fails a test that passed but for its subtests."""
-    from _pytest.subtests import failed_subtests_key  # pytest 9; before, nothing sends such reports
+    """Count a failed subtest, so that pytest fails a test in which only subtests failed."""
+    from _pytest.subtests import failed_subtests_key  # pytest 9; earlier releases send no such reports
 
     item.config.stash[failed_subtests_key][id_of(item)] += 1
 
 
 def id_of(item: pytest.Item) -> Any:
-    """How pytest tells the item from others."""
-    return getattr(item, "id", item.nodeid)  # of the releases of pytest 9, some count by the one, some by the other
+    """Return the value by which pytest identifies the item."""
+    return getattr(item, "id", item.nodeid)  # some releases of pytest 9 use ``id``, some ``nodeid``

@@ -1,4 +1,4 @@
-"""What ranks log, in the controller's live log at once, and in its log file in the order of time."""
+"""Log records of ranks: in the controller's live log at once, and in its log file in the order of time."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["hears_records", "is_live", "show", "write"]
 
 
 def is_live(config: pytest.Config) -> bool:
-    """Whether records are shown while tests run."""
+    """Return whether pytest shows log records while tests run."""
     plugin = _plugin_of(config)
     return plugin is not None and plugin._log_cli_enabled()
 
 
 def hears_records(config: pytest.Config) -> bool:
-    """Whether records go anywhere but into the reports of tests."""
+    """Return whether log records are also needed outside of the reports of tests: in the live log or the log file."""
     plugin = _plugin_of(config)
     has_file = plugin is not None and getattr(plugin.log_file_handler.stream, "name", os.devnull) != os.devnull
     return has_file or is_live(config)
 
 
 def show(config: pytest.Config, rank: int, noted: Mapping[str, Any]) -> None:
-    """Hand a record of a rank to the live log."""
+    """Write a rank's record to the live log."""
     plugin = _plugin_of(config)
     if plugin is not None:
         _hand(plugin.log_cli_handler, rank, noted)
 
 
 def write(config: pytest.Config, noted: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-    """Hand records of ranks to the log file."""
+    """Write records of ranks to the log file."""
     plugin = _plugin_of(config)
     if plugin is not None:
         for rank, fields in sorted(noted, key=lambda one: one[1]["created"]):

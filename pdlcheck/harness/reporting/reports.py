@@ -1,4 +1,4 @@
-"""What a failure's report says besides the exception."""
+"""The report of a failure: the rank's own report, hints, and the replay command."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pdlcheck.worlds.exceptions import text_of
 
 __all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
-RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` where the rank's pytest saw it raised
-RANK_MESSAGE = "_pdlcheck_message"  # attribute of an exception: what the summary of the rank's pytest would say
-RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report as the rank rendered it
-RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason for which the rank's pytest expected it
+RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` that raised it on the rank
+RANK_MESSAGE = "_pdlcheck_message"  # attribute of an exception: the line for pytest's summary, from the rank
+RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report that the rank rendered
+RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason of its xfail mark on the rank
 
-_NO_GROUP = "Default process group has not been initialized"  # torch's words
+_NO_GROUP = "Default process group has not been initialized"  # part of torch's message
 _ON_RANKS = (
     "the test ran in one process, which has no group; to run its body on ranks mark it, or its class, "
     "@pytest.mark.world_size({})"
@@ -33,7 +33,10 @@ _ON_RANKS = (
 
 
 def take_expected(error: BaseException, report: pytest.TestReport) -> None:
-    """A failure that the rank's pytest expected is expected: it saw marks added late, and the exception's class."""
+    """Mark a failure as expected if the rank's pytest expected it.
+
+    Only the rank has marks that were added late, and the exception's class.
+    """
     reason = getattr(error, RANK_XFAIL, None)
     if reason is not None:
         report.outcome = "skipped"
@@ -41,7 +44,10 @@ def take_expected(error: BaseException, report: pytest.TestReport) -> None:
 
 
 def _size_meant(item: pytest.Item) -> int:
-    """Of a test of another harness: the attribute ``world_size`` of its class, or ``min_size`` of a marker ``mpi``."""
+    """Return the world size that a test of another harness intends; 2 if it names none.
+
+    That is the attribute ``world_size`` of its class, or ``min_size`` of its marker ``mpi``.
+    """
     marker = item.get_closest_marker("mpi")
     of_class = getattr(getattr(item, "cls", None), "world_size", None)
     meant = of_class if of_class is not None or marker is None else marker.kwargs.get("min_size")
@@ -49,13 +55,13 @@ def _size_meant(item: pytest.Item) -> int:
 
 
 def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    """Show the failing rank's own report, and the command that runs this test again."""
+    """Add the failing rank's own report, and the command that runs this test again, to the report."""
     if call.excinfo is None:
         return
     error = call.excinfo.value
     rendered = getattr(error, RANK_REPORT, None)
     if rendered is None and isinstance(error, PdlcheckError) and not _passes_through(error, str(item.path)):
-        # its frames are the controller's own: the verdict alone tells more
+        # The frames are the controller's own, so the message without them is more useful.
         rendered = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
     if rendered is not None:
         report.longrepr = _RankReport(item, call.excinfo, rendered)
@@ -90,7 +96,7 @@ def _passes_through(error: BaseException, path: str) -> bool:
 
 
 class _RankReport(ReprExceptionInfo):
-    """A failure as its rank rendered it, with what became of the other ranks; pytest-xdist can send it."""
+    """A failure as its rank rendered it, with notes about the other ranks; pytest-xdist can send it."""
 
     def __init__(self, item: pytest.Item, raised: pytest.ExceptionInfo[BaseException], rendered: str) -> None:
         error = raised.value
@@ -99,13 +105,14 @@ class _RankReport(ReprExceptionInfo):
         super().__init__(ReprTracebackNative([f"{self._text}\n"]), ReprFileLocation(*_crash_of(error, item), message))
 
     def toterminal(self, tw: TerminalWriter) -> None:
+        """Write the text in pytest's colours."""
         for line in self._text.splitlines():
             tw.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
         ExceptionRepr.toterminal(self, tw)
 
 
 def _not_in(rendered: str, notes: Sequence[str]) -> list[str]:
-    """Those that the rank's report does not show: the test's own notes were there when it was made."""
+    """Return the notes that the rank's report does not show: those added after it was rendered."""
     shown = {line.removeprefix("E").strip() for line in rendered.splitlines()}
     return [note for note in notes if not shown.issuperset(line.strip() for line in note.splitlines())]
 

@@ -1,4 +1,4 @@
-"""The controller's side of ``--rank-pdb``: it lends the terminal to the debugger of one rank."""
+"""The controller's side of ``--rank-pdb``, which lends the terminal to the debugger of one rank."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _lent: pytest.StashKey[_Lender] = pytest.StashKey()
 
 
 def lend(config: pytest.Config, rank: int) -> Terminal:
-    """Listen for the debugger of a rank; may be called again."""
+    """Listen for the debugger of a rank; may be called more than once."""
     if _lent not in config.stash:
         config.stash[_lent] = _Lender(config, rank)
     return config.stash[_lent].terminal
 
 
 def take_back(config: pytest.Config) -> None:
-    """Stop to listen."""
+    """Stop listening."""
     if _lent in config.stash:
         config.stash[_lent].close()
 
 
 class _Lender:
-    """A thread that serves one debugger after the other."""
+    """A thread that serves one debugger after another."""
 
     def __init__(self, config: pytest.Config, rank: int) -> None:
         self._config = config
         authkey = os.urandom(32)
-        # on Linux a name without a file, so that nothing is left when this process is killed
+        # On Linux the socket has a name without a file, so that no file is left if this process is killed.
         address = f"\0pdlcheck-{os.getpid()}-{os.urandom(8).hex()}" if sys.platform == "linux" else None
         self._listener = Listener(address, family="AF_UNIX", authkey=authkey)
         self._closed = False
@@ -64,7 +64,7 @@ class _Lender:
     def _talk(self, connection: Connection[Any, Any]) -> None:
         rest = ""
         while True:
-            word, text = connection.recv()  # EOFError: the rank has died
+            word, text = connection.recv()  # raises EOFError if the rank has died
             if word == "say":
                 *lines, rest = (rest + text).split("\n")
                 sys.stdout.write("".join(f"{line}\n" for line in lines))
@@ -92,13 +92,13 @@ class _Lender:
 
 def _ask(prompt: str) -> str:
     try:
-        return input(prompt) + "\n"  # with line editing
+        return input(prompt) + "\n"  # ``input`` has line editing
     except EOFError:
         return ""
 
 
 def debug_simulated(config: pytest.Config, rank: int) -> None:
-    """``breakpoint()`` in a simulated rank: only in the chosen one; elsewhere as pytest does it."""
+    """Let ``breakpoint()`` stop only in the chosen simulated rank; outside of ranks, it works as in pytest."""
     import torch.distributed as dist
 
     def at_breakpoint(*args: Any, **kwargs: Any) -> None:
@@ -111,7 +111,10 @@ def debug_simulated(config: pytest.Config, rank: int) -> None:
 
 
 def tell_where_the_ranks_are(node: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-    """Before ``--pdb`` shows the controller's frames: those of a process are in that process, and gone by now."""
+    """Print how to debug a rank, before ``--pdb`` shows the controller's frames.
+
+    The frames of a rank process are in that process and no longer exist.
+    """
     assert call.excinfo is not None
     told = re.search(r"^ranks? (\d+)", "\n".join(getattr(call.excinfo.value, "__notes__", [])), re.MULTILINE)
     rank = told[1] if told else 0
@@ -120,7 +123,7 @@ def tell_where_the_ranks_are(node: pytest.Item, call: pytest.CallInfo[Any]) -> N
 
 
 def post_mortem_on_sim(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport, rank: int) -> None:
-    """pytest's own debugger at the failure of a simulated rank, if it is that one's."""
+    """Open pytest's own debugger at the failure of a simulated rank, if it is the chosen rank."""
     assert call.excinfo is not None
     told = re.match(r"rank (\d+) of ", "\n".join(getattr(call.excinfo.value, "__notes__", [])))
     if told is None or int(told[1]) == rank:

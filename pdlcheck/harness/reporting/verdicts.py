@@ -1,4 +1,4 @@
-"""The one verdict that pytest gets of what every rank raised."""
+"""The one verdict that pytest receives for the outcomes of all ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from pdlcheck.worlds.outcome import Outcome, Raised, first_cause, results, witho
 
 __all__ = ["verdict"]
 
-_SKIPS = (pytest.skip.Exception, SkipTest)  # in a body as well as in a TestCase
-_LATER = 1_000_000_000  # a skip is never the first cause where there is a failure
+_SKIPS = (pytest.skip.Exception, SkipTest)  # raised in a body, or in a TestCase
+_LATER = 1_000_000_000  # added to the order of skips, so that a failure is always the first cause
 
 
 def verdict(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Return the results, or raise the first cause: a failure before an expected one, that before a skip.
+    """Return the results, or raise the first cause: a failure before an expected failure, and that before a skip.
 
-    A rank that skips stops the others; the reason says which ranks skipped unless all did, in the same words.
+    A rank that skips stops the others. The reason names the ranks that skipped, unless all skipped with the same
+    reason.
     """
     __tracebackhide__ = True
     ranked = [_in_order(outcome) for outcome in outcomes]
@@ -50,9 +51,12 @@ def _in_order(outcome: Outcome) -> Outcome:
 
 
 def _rendered(outcome: Outcome, *, is_first: bool) -> Outcome:
-    """A rank's report tells more than the bare traceback; ``reports.py`` in this folder shows the first cause's."""
+    """Replace a rank's traceback by its report, which has more details.
+
+    The traceback of the first cause becomes empty, because ``reports.py`` in this folder shows its report.
+    """
     if isinstance(outcome, Raised) and isinstance(outcome.error, pytest.exit.Exception):
-        return replace(outcome, traceback="")  # its reason is all that pytest shows
+        return replace(outcome, traceback="")  # pytest shows only its reason
     report = getattr(outcome.error, RANK_REPORT, None) if isinstance(outcome, Raised) else None
     if report is None or not isinstance(outcome, Raised):
         return outcome

@@ -1,4 +1,4 @@
-"""Add a warning to pytest's summary. Warning filters do not apply, so it is never an error."""
+"""Warnings added to pytest's summary; warning filters do not apply to them, so they are never errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["record_warning"]
 
 
 def record_warning(item: pytest.Item, warning: warnings.WarningMessage) -> None:
-    """Show ``warning`` among the warnings of ``item``."""
+    """Add ``warning`` to the warnings of ``item`` in pytest's summary."""
     item.ihook.pytest_warning_recorded.call_historic(
         kwargs={"warning_message": warning, "nodeid": item.nodeid, "when": "runtest", "location": None}
     )

@@ -1,1 +1,1 @@
-"""How the phases of an item run on ranks."""
+"""The phases of an item on ranks."""

@@ -1,8 +1,8 @@
-"""Items that need one message: nothing of the user's is set up or torn down around their body.
+"""Items whose phases need one message, because nothing of the user's is set up or torn down around their body.
 
-Every message to the ranks is a round trip through three processes, which a trivial test notices. Where no fixture and
-no hook of the user's or of another plugin runs, set-up and teardown cannot fail, wait or write anything, so nobody
-sees that they share a message with the body.
+Every message to the ranks is a round trip through three processes, which is a notable part of a trivial test. If no
+fixture and no hook of the user's or of another plugin runs, set-up and teardown cannot fail, wait or write anything.
+Then no test or plugin can observe that they share a message with the body.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ from pdlcheck.harness.running.examples import RANK_FIXTURES, is_property
 
 __all__ = ["needs_one_message", "only_own_teardown"]
 
-_OURS = RANK_FIXTURES - {"subject"}  # it fails where --subject leads nowhere
+_OURS = RANK_FIXTURES - {"subject"}  # it fails if --subject cannot be loaded
 _HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_setup", "pytest_fixture_post_finalizer")
 
-_looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # conftest files; whether any of them has such a hook
+_looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # the conftest files; whether any of them has such a hook
 
 
 def needs_one_message(item: pytest.Function) -> bool:
-    """In the controller: only our own fixtures, no property (it has many examples), no hook in a conftest file.
+    """Return, in the controller, whether all phases of an item may share one message.
 
-    With ``--setup-show``, people look at each phase.
+    Such an item uses only our own fixtures, is no property (those have many examples), and no conftest file has a hook
+    for it. With ``--setup-show``, each phase is shown, so none may share a message.
     """
     known = all(name == "request" or _is_known(item, name) for name in item.fixturenames)
     return known and not is_property(item) and not _users_hooks(item) and not item.config.getoption("setupshow", False)
 
 
 def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bool:
-    """In a rank: no fixture of wider scope, of an item before, ends together with this item."""
+    """Return, in a rank, whether no fixture of wider scope, which an earlier item has set up, ends with this item."""
     kept = {item, *(nextitem.listchain() if nextitem is not None else ())}
     stack = item.session._setupstate.stack
     return all(node in kept or len(finalizers) == 1 for node, (finalizers, _) in stack.items())  # 1: the node's own
 
 
 def _is_known(item: pytest.Function, name: str) -> bool:
-    """One of our own, or a value that ``parametrize`` gives as it is: the user's fixtures may have parameters, too."""
+    """Return whether a fixture is ours, or a value that ``parametrize`` passes unchanged.
+
+    A parameter of a user's fixture is not such a value.
+    """
     definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
     if len(definitions) != 1:
         return False

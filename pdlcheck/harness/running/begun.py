@@ -1,4 +1,7 @@
-"""Which fixtures a simulated rank has set up or begun to; pytest's request knows those alone that it named and are."""
+"""The fixtures that a simulated rank has set up, or is setting up.
+
+pytest's request only knows those that the test names and that are complete.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,31 @@ _NAME = "pdlcheck.harness.running.begun"
 
 
 class Begun:
-    """Of one rank.
-
-    ``on_end`` is called on the rank when a set-up has ended, well or not.
-    """
+    """The fixtures of one rank; ``on_end`` is called on the rank when a set-up has ended, with or without an error."""
 
     def __init__(self) -> None:
         self.on_end: Callable[[Any], object] = _nobody_asks
-        self.ended: dict[Any, None] = {}  # definitions, in the order of their ends
-        self.under_way: dict[Any, Any] = {}  # with the request, the outermost first
+        self.ended: dict[Any, None] = {}  # definitions, in the order in which they ended
+        self.under_way: dict[Any, Any] = {}  # definitions with their requests, the outermost first
 
     def is_for_all(self) -> bool:
-        """Whether a fixture is being set up that all ranks share."""
+        """Return whether a fixture that all ranks share is being set up."""
         return any(definition.scope != "function" for definition in self.under_way)
 
     def in_order(self) -> list[Any]:
-        """The definitions that are set up or have begun to be; the last is to be finished first."""
+        """Return the definitions that are set up or being set up; the last one must be finished first."""
         return [*(one for one in self.ended if one not in self.under_way), *reversed(self.under_way)]
 
 
 class Noting:
-    """A pytest plugin. ``present``: of the rank that runs, while it may set up fixtures."""
+    """A pytest plugin that records set-ups; ``present``: the record of the running rank, while it may set up fixtures."""
 
     def __init__(self) -> None:
         self.present: Begun | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, object, object]:
+        """Record the begin and the end of a set-up."""
         begun = self.present
         if begun is None:
             return (yield)
@@ -50,7 +51,7 @@ class Noting:
             del begun.under_way[fixturedef]
             begun.ended.pop(fixturedef, None)
             begun.ended[fixturedef] = None
-            if self.present is begun:  # else the ranks were given up while this one waited
+            if self.present is begun:  # otherwise the run was abandoned while this rank waited
                 begun.on_end(fixturedef)
 
 
@@ -59,7 +60,7 @@ def _nobody_asks(definition: Any) -> None:
 
 
 def noting_of(config: pytest.Config) -> Noting:
-    """The plugin of this session, registered when simulated ranks first need it."""
+    """Return the plugin of this session; register it when simulated ranks first need it."""
     plugin: Noting | None = config.pluginmanager.getplugin(_NAME)
     if plugin is None:
         plugin = Noting()

@@ -1,4 +1,4 @@
-"""Which rank the fixtures ``rank``, ``world_size``, ``device`` and ``group`` speak of. Does not import torch."""
+"""The rank that the fixtures ``rank``, ``world_size``, ``device`` and ``group`` describe. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _context: RankContext | None = None
 
 @dataclass(frozen=True)
 class RankContext:
-    """What the fixtures ``rank``, ``world_size``, ``device`` and ``group`` return while one rank is being set up."""
+    """The values of the fixtures ``rank``, ``world_size``, ``device`` and ``group`` while one rank is being set up."""
 
     rank: int
     world_size: int
     device: torch.device
-    group: dist.ProcessGroup | None  # None where the ranks begin without
-    in_body: bool = False  # of the test, which may ask for fixtures
-    for_all: Callable[[], bool] = lambda: True  # whether the fixture that is set up is one that all ranks share
+    group: dist.ProcessGroup | None  # None if the ranks begin without a group
+    in_body: bool = False  # the body of the test runs; it may request fixtures
+    for_all: Callable[[], bool] = lambda: True  # whether all ranks share the fixture that is being set up
 
 
 def set_rank_context(context: RankContext | None) -> None:
-    """Say which rank the rank fixtures speak of."""
+    """Set the rank that the rank fixtures describe."""
     global _context
     _context = context
 
 
 def leave_rank_context(context: RankContext) -> None:
-    """Say that no rank is meant, unless another one is by now: a rank that was left behind may end late."""
+    """Clear the context, unless it belongs to another rank by now: an abandoned rank may end late."""
     if _context is context:
         set_rank_context(None)
 
 
 def sets_up_for_all() -> bool:
-    """True while a fixture that all simulated ranks share is set up or torn down."""
+    """Return whether a fixture that all simulated ranks share is being set up or torn down."""
     return _context is not None and not _context.in_body and _context.for_all()
 
 
 def rank_context(fixture: str) -> RankContext:
-    """What the rank fixtures return now; only the items whose body runs on ranks have one."""
+    """Return the present values of the rank fixtures; only items whose body runs on ranks have them."""
     __tracebackhide__ = True
     if _context is None:
         raise pytest.UsageError(
@@ -58,7 +58,7 @@ def rank_context(fixture: str) -> RankContext:
 
 
 def default_group() -> dist.ProcessGroup:
-    """What the fixture ``group`` returns now."""
+    """Return the present value of the fixture ``group``."""
     __tracebackhide__ = True
     group = rank_context("group").group
     if group is None:

@@ -1,8 +1,8 @@
-"""Tests that pass on ``sim`` and fail on processes, or the other way round: do the ranks share module globals?
+"""Tests whose verdicts differ between ``sim`` and processes: the cause may be module globals that simulated ranks share.
 
-At the end of the session each of them runs again on simulated ranks with module globals of its own for each rank; what
-is found stands in the report of the failure. Nothing is done in a session whose verdicts agree, except that the user's
-modules are looked at once, after collection.
+At the end of the session, each such test runs again on simulated ranks, with separate module globals for each rank. The
+finding is added to the report of the failure. In a session whose verdicts agree, nothing is done, except that the
+user's modules are examined once, after collection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Differing", "compares_worlds"]
 
-_AT_MOST = 10  # tests that are run again
+_AT_MOST = 10  # the greatest number of tests that run again
 SECTION = "worlds differ"
 _NO_GLOBALS = ", and not because simulated ranks share globals of your modules{}, as far as those can be told apart."
 _NO_PACKAGES = (
@@ -48,7 +48,7 @@ _ONE_FOR_ALL = (
 
 
 def compares_worlds(config: pytest.Config) -> bool:
-    """True where one process sees the verdicts of ``sim`` and of processes, and nobody is debugging."""
+    """Return whether this process receives the verdicts of ``sim`` and of processes, and no debugger is in use."""
     names = cases.world_names(config)
     debugging = config.getoption("--pdl-rank-pdb") is not None or config.getoption("usepdb", False)
     alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)
@@ -62,9 +62,9 @@ class _Verdict:
     passed: bool = False
 
 
-@dataclass(eq=False)  # pytest keeps its plugins in sets
+@dataclass(eq=False)  # pytest keeps its plugins in sets, so they must be hashable
 class Differing:
-    """A plugin of the session: remembers how each test ended in each world."""
+    """A plugin of the session that records the verdict of each test in each world."""
 
     config: pytest.Config
     start: UserState | None = None
@@ -75,16 +75,18 @@ class Differing:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Examine the user's modules before the first test runs."""
         self._items = {item.nodeid: item for item in session.items if cases.world_of(item) is not None}
         if self._items and not session.config.getoption("collectonly"):
             from pdlcheck.worlds.simulated.own_globals.run import UserState
 
             try:
                 self.start = UserState()
-            except Exception as error:  # some object of the user's does not let itself be looked at
+            except Exception as error:  # some object of the user's cannot be examined
                 self._refused = f"{type(error).__name__}: {error}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record the verdict of a test."""
         item = self._items.get(report.nodeid)
         world = None if item is None else cases.world_of(item)
         if item is None or world is None:
@@ -99,7 +101,8 @@ class Differing:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if exitstatus != pytest.ExitCode.TESTS_FAILED:  # somebody wants it to end
+        """Explain the verdicts that differ."""
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:  # the session was stopped, so it must end now
             return
         number = 0
         for verdicts in self._verdicts.values():
@@ -112,13 +115,15 @@ class Differing:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
+        """Run the body inside of the block that separates the ranks' globals."""
         with self._around_call():
             return (yield)
 
     def _run_again(self, item: pytest.Item, separate: Separate) -> str | None:
-        """The first line of what fails, None if nothing does.
+        """Run an item again; return the first line of its failure, or None if it passes.
 
-        Fixtures of ranks are set up by one rank after the other, and those of wider scope once for all: they share.
+        Ranks set up their fixtures one after another, and fixtures of wider scope once for all ranks, so set-ups share
+        globals.
         """
         in_ranks = cases.case_of(item) is not None
         self._around_call = separate if in_ranks else nullcontext
@@ -130,7 +135,7 @@ class Differing:
         return next((_first_line(report) for report in reports if report.failed), None)
 
     def _run_with(self, item: pytest.Item, names: Sequence[str]) -> str | None:
-        """The same with modules of its own for each rank, which holds for what fixtures of ranks do, too."""
+        """Run an item again with separate modules for each rank, also while fixtures of ranks are set up."""
         world: Any = worlds.open_world(self.config, "sim")
         given = world.own_globals
         world.own_globals = (*given, *(name for name in names if name not in given))
@@ -163,14 +168,14 @@ class Differing:
             if once_more and self.start is not None:
                 with _undisturbed(self.config):
                     finding = find_cause(again, as_on_processes, self.start)
-                    with suppress(Exception):  # as below; what was found so far holds
-                        if finding.cause == "other" and not failed:  # a framework's own check comes first
+                    with suppress(Exception):  # as below; the findings so far remain valid
+                        if finding.cause == "other" and not failed:  # try first the framework whose own check failed
                             framework = modules_of_framework(on_sim.failure)
                             finding = find_modules(finding, with_own, as_on_processes, self.start, framework)
                         finding = find_modules(finding, with_own, as_on_processes, self.start, modules)
                     if finding.cause == "other" and cases.case_of(on_sim.item) is not None:
                         fixtures = self._try_fixtures(on_sim.item, on_real)
-        except Exception as error:  # the user's objects may refuse what is done with them; the report stands without it
+        except Exception as error:  # the user's objects may not support this; the report is complete without it
             finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
         report = on_real.failure or on_sim.failure
         assert report is not None
@@ -178,7 +183,7 @@ class Differing:
         report.sections.append((SECTION, "\n".join(words)))
 
     def _try_fixtures(self, item: pytest.Item, on_real: _Verdict) -> list[str]:
-        """What to say if fixtures are the cause, or may be."""
+        """Return the explanation if fixtures are the cause, or may be."""
         from pdlcheck.harness.running.shared_fixtures import blame, of_users, told, used_before
 
         wide, failure = of_users(item), on_real.failure
@@ -202,22 +207,22 @@ class Differing:
 
 
 def _differ(one: _Verdict, other: _Verdict) -> bool:
-    """One passed and the other failed; what was skipped or expected to fail says nothing."""
+    """Return whether one passed and the other failed; a skip or an expected failure is no difference."""
     return (one.failure is None) != (other.failure is None) and (one if one.failure is None else other).passed
 
 
 def _without_world(item: pytest.Item) -> object:
-    """What the test is called, whatever world it runs on."""
+    """Return a key for the test that is the same in every world."""
     case, world = cases.case_of(item), cases.world_of(item)
     parts = item.callspec.id.split("-")  # type: ignore[attr-defined]
-    if world in parts:  # unless a hook of the user's makes ids
+    if world in parts:  # a hook of the user's may have made other ids
         parts.remove(world)
     return item.nodeid.split("[")[0], tuple(parts), None if case is None else case.world_size
 
 
 @contextmanager
 def _undisturbed(config: pytest.Config) -> Iterator[None]:
-    """What was drawn of a test and what it warned of stay those of its own run."""
+    """Keep the pictures and the warnings of a test's own run while it runs again."""
     timeline, config.option.pdl_timeline = config.option.pdl_timeline, None
     try:
         with warnings.catch_warnings():
@@ -228,13 +233,13 @@ def _undisturbed(config: pytest.Config) -> Iterator[None]:
 
 
 def _first_line(report: pytest.TestReport) -> str:
-    """Of what a failure says."""
+    """Return the first line of a failure's message."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return (str(getattr(crash, "message", report.longrepr)).splitlines() or [""])[0]
 
 
 def _says_why(on_sim: pytest.TestReport) -> bool:
-    """Whether the failure itself tells why it comes about on simulated ranks alone."""
+    """Return whether the failure itself explains why it happens only on simulated ranks."""
     from pdlcheck.worlds.simulated.c10d.borrowed import SHARE_ATTRIBUTE
     from pdlcheck.worlds.simulated.turns.scheduler import ARE_THREADS
 

@@ -1,7 +1,7 @@
-"""Runs what a ``DistributedTest`` or a ``DistributedFixture`` has to run on the ranks of a world.
+"""The run of a ``DistributedTest`` or a ``DistributedFixture`` on the ranks of a world.
 
-What the base class does on each rank, it does here too: with ``_dist_run`` the ranks begin without a process group, and
-the class makes it in its own way. A class without it has a group at the start, unless ``init_distributed`` is False.
+Each rank does what the base class would do. With ``_dist_run``, the ranks begin without a process group, and the class
+creates it. A class without ``_dist_run`` has a group at the start, unless ``init_distributed`` is False.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def run_item(item: pytest.Function) -> None:
 
 
 def run(launched: Any, request: pytest.FixtureRequest) -> None:
-    """Run the test or fixture of an instance on the ranks that its class asks for.
+    """Run the test or fixture of an instance on the ranks that its class requires.
 
     Args:
         launched: an instance of a class that derives from a ``DistributedTest`` or a ``DistributedFixture``.
-        request: of the test, or of the fixture.
+        request: the request of the test, or of the fixture.
     """
     __tracebackhide__ = True
     is_test = isinstance(launched, request.cls or ())
@@ -52,7 +52,7 @@ def run(launched: Any, request: pytest.FixtureRequest) -> None:
 
 
 def _as_the_class_does(launched: Any, world_size: int, meeting: str) -> object:
-    """On a rank."""
+    """Run ``_dist_run`` of the class on a rank."""
     __tracebackhide__ = True
     rank, port = int(os.environ["RANK"]), os.environ["MASTER_PORT"]
     try:
@@ -63,13 +63,13 @@ def _as_the_class_does(launched: Any, world_size: int, meeting: str) -> object:
 
 
 def _call(launched: Any, arguments: Mapping[str, Any]) -> None:
-    """On a rank."""
+    """Run ``run`` of the class on a rank."""
     __tracebackhide__ = True
     launched.run(**arguments)
 
 
 def _arguments(request: pytest.FixtureRequest, function: Any) -> dict[str, Any]:
-    """The values of the fixtures that it names; arguments with a default may be none."""
+    """Return the values of the fixtures that a function names; an argument with a default need not be a fixture."""
     arguments = {}
     for name, parameter in inspect.signature(function).parameters.items():
         try:
@@ -83,7 +83,7 @@ def _arguments(request: pytest.FixtureRequest, function: Any) -> dict[str, Any]:
 def _sizes(
     launched: Any, request: pytest.FixtureRequest, arguments: Mapping[str, Any], *, is_test: bool
 ) -> Sequence[int]:
-    """Of the marker, the argument ``world_size`` or the class."""
+    """Return the world sizes of the marker, of the argument ``world_size``, or of the class."""
     marker = request.node.get_closest_marker("world_size") if is_test else None
     if marker is not None:
         sizes = marker.args[0] if len(marker.args) == 1 else marker.args
@@ -93,7 +93,7 @@ def _sizes(
 
 
 def _require_accelerator(launched: Any) -> None:
-    """Skip where the class needs an accelerator, and its framework has none."""
+    """Skip the test if the class needs an accelerator and its framework finds none."""
     module = sys.modules.get(_base(launched).__module__)
     accelerator = getattr(module, "get_accelerator", None)
     if getattr(launched, "requires_cuda_env", False) and accelerator is not None and not accelerator().is_available():
@@ -105,12 +105,12 @@ def _base(launched: Any) -> type:
 
 
 def _meeting(request: pytest.FixtureRequest) -> str:
-    """A file that no ranks have met in, as a URL."""
+    """Return the URL of a new file in which the ranks can meet."""
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("meeting")
     return f"file://{folder}/ranks"
 
 
 def _skip(said: Sequence[object]) -> None:
-    """Skip the test if its ranks have said so."""
+    """Skip the test if its ranks returned messages."""
     if messages := sorted({str(one) for one in said if one}):
         pytest.skip("; ".join(messages))

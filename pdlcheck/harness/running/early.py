@@ -1,8 +1,8 @@
-"""Items that begin on their ranks while the controller still reports the item before.
+"""Items that begin on their ranks while the controller still reports the previous item.
 
-A trivial test takes the controller about as long as the ranks, and neither needs the other meanwhile. What runs early
-must be certain to run, and nothing that runs between two items may make a difference to it: the hooks around items are
-those of pytest and of plugins that are known, and the item asks for nothing but ranks.
+A trivial test takes the controller about as long as the ranks, and neither needs the other in that time. An item that
+begins early must be certain to run, and nothing that runs between two items may affect it. Therefore the hooks around
+items must be those of pytest and of known plugins, and the item must use nothing except ranks.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pdlcheck.harness.running.following import next_of, remember_next
 
 __all__ = ["begins_early"]
 
-# those that report, such as pytest_runtest_logreport, may be anybody's; a worker of pytest-xdist has a loop of its own,
-# which knows one item ahead only
+# Hooks that report, such as pytest_runtest_logreport, may come from any plugin. A worker of pytest-xdist has its own
+# runtestloop, which knows only one item ahead.
 _HOOKS = (
     *("pytest_runtestloop", "pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call"),
     *("pytest_pyfunc_call", "pytest_runtest_teardown", "pytest_runtest_makereport"),
 )
-# what their hooks do between two items is about the controller, or about items that fail
+# Between two items, the hooks of these plugins only affect the controller, or items that fail.
 _KNOWN = (
     *("_hypothesis_pytestplugin.", "_pytest.", "anyio.", "pdlcheck."),
     *("pytest_benchmark.", "pytest_cov.", "pytest_randomly.", "pytest_timeout."),
 )
 _MARKS = frozenset({"filterwarnings", "parametrize", "timeout", "world_size"})
 
-_looked_at = pytest.StashKey[tuple[int, bool]]()  # number of plugins; whether all of them are known
+_looked_at = pytest.StashKey[tuple[int, bool]]()  # the number of plugins; whether all of them are known
 _places = pytest.StashKey[dict[pytest.Item, int]]()
 
 
 def begins_early(item: pytest.Function) -> pytest.Function | None:
-    """The next item, if it may begin on the ranks of ``item``, which has passed there."""
+    """Return the next item if it may begin on the ranks of ``item``, which has passed there; otherwise None."""
     config, session, following = item.config, item.session, next_of(item)
     if not isinstance(following, pytest.Function) or cases.case_of(following) != cases.case_of(item):
         return None
@@ -58,7 +58,7 @@ def _knows_plugins(config: pytest.Config) -> bool:
 
 
 def _remember_the_one_after(item: pytest.Item, following: pytest.Item) -> bool:
-    """False where items run in another order than that in which they were collected."""
+    """Record the item after ``following``; return False if items run in another order than they were collected."""
     items, stash = item.session.items, item.session.stash
     if _places not in stash:
         stash[_places] = {item: place for place, item in enumerate(items)}

@@ -30,23 +30,23 @@ __all__ = [
 
 RANK_FIXTURES = frozenset({"device", "group", "rank", "subject", "world_size"})
 
-DEFAULT_DEADLINE = timedelta(milliseconds=200)  # of Hypothesis, for each example
+DEFAULT_DEADLINE = timedelta(milliseconds=200)  # Hypothesis's default for each example
 
-_SETTINGS, _OWN_SETTINGS = "_hypothesis_internal_use_settings", "_pdlcheck_own_settings"  # attributes of a function
+_SETTINGS, _OWN_SETTINGS = "_hypothesis_internal_use_settings", "_pdlcheck_own_settings"  # attributes of a test function
 _refused = pytest.StashKey[str]()
 
 
 def is_property(item: pytest.Item) -> bool:
-    """True for a test with ``@given``."""
+    """Return whether a test has ``@given``."""
     return "hypothesis" in sys.modules and hasattr(getattr(item, "obj", None), "hypothesis")
 
 
 def accept_rank_fixtures(item: pytest.Item, *, on_ranks: bool) -> None:
     """Keep Hypothesis from refusing our function-scoped fixtures, which are the same for every example.
 
-    Its default deadline does not hold: see :func:`_deadline_of`. The test's own function-scoped fixtures are still
-    refused: by :func:`refuse_own_fixtures` where the body runs on ranks, as Hypothesis would look for all of them in
-    the controller.
+    Hypothesis's default deadline is dropped: see :func:`_deadline_of`. The test's own function-scoped fixtures are
+    still refused. If the body runs on ranks, :func:`refuse_own_fixtures` does that, because Hypothesis would look for
+    all fixtures in the controller.
     """
     if not is_property(item):
         return
@@ -60,14 +60,14 @@ def accept_rank_fixtures(item: pytest.Item, *, on_ranks: bool) -> None:
         return
     if own_fixtures and HealthCheck.function_scoped_fixture not in settings.suppress_health_check:
         item.stash[_refused] = min(own_fixtures)
-    phases = [phase for phase in settings.phases if phase is not Phase.explain]  # it would explain the harness
+    phases = [phase for phase in settings.phases if phase is not Phase.explain]  # it would explain lines of the harness
     _suppress(item, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors, phases=phases)
 
 
 def accept_instances(item: pytest.Item) -> None:
-    """Keep Hypothesis from refusing that a method runs on a new instance in each world.
+    """Keep Hypothesis from refusing a method because it runs on a new instance in each world.
 
-    Its default deadline does not hold: see :func:`_deadline_of`.
+    Hypothesis's default deadline is dropped: see :func:`_deadline_of`.
     """
     if is_property(item):
         from hypothesis import HealthCheck
@@ -76,7 +76,7 @@ def accept_instances(item: pytest.Item) -> None:
 
 
 def drop_default_deadline(item: pytest.Item) -> None:
-    """Let Hypothesis's default deadline not hold for a property, whatever it runs on; see :func:`_deadline_of`."""
+    """Drop Hypothesis's default deadline for a property, whatever it runs on; see :func:`_deadline_of`."""
     if not is_property(item):
         return
     from hypothesis import settings
@@ -84,15 +84,15 @@ def drop_default_deadline(item: pytest.Item) -> None:
     own = _settings_of(item)
     function: Any = getattr(item, "obj")  # noqa: B009  # of pytest.Function
     function = getattr(function, "__func__", function)
-    changed = getattr(function, _SETTINGS, own)  # perhaps by accept_rank_fixtures
+    changed = getattr(function, _SETTINGS, own)  # accept_rank_fixtures may have changed them
     setattr(function, _SETTINGS, settings(parent=changed, deadline=_deadline_of(own)))
 
 
 def refuse_own_fixtures(item: pytest.Item) -> None:
-    """Hypothesis's health check of function-scoped fixtures, for those that are not ours.
+    """Apply Hypothesis's health check of function-scoped fixtures to those that are not ours.
 
     Raises:
-        hypothesis.errors.FailedHealthCheck: there is one.
+        hypothesis.errors.FailedHealthCheck: the test uses such a fixture.
     """
     __tracebackhide__ = True
     if _refused in item.stash:
@@ -117,7 +117,7 @@ def _function_scoped(item: pytest.Function) -> set[str]:
 
 
 def _settings_of(item: Any) -> settings:
-    """The user's own, also where another item of the same function has had them changed."""
+    """Return the user's own settings, even if another item of the same function has changed the function's settings."""
     from hypothesis import settings
 
     function = getattr(item.obj, "__func__", item.obj)
@@ -137,10 +137,10 @@ def _suppress(item: Any, *checks: HealthCheck, **changes: Any) -> None:
 
 
 def _deadline_of(own: settings) -> timedelta | None:
-    """Return the deadline of the user's own settings, or None for Hypothesis's default.
+    """Return the deadline of the user's own settings, or None instead of Hypothesis's default.
 
-    Time limits belong to worlds: an example that starts ranks, or waits for another rank, takes longer than the
-    default allows. Hypothesis does not say which deadline was set and which is the default; the value does.
+    Time limits belong to worlds: an example that starts ranks, or waits for another rank, takes longer than the default
+    allows. Hypothesis does not record whether the user set a deadline, so the value of the default identifies it.
     """
     deadline: timedelta | None = own.deadline
     return None if deadline == DEFAULT_DEADLINE else deadline
@@ -148,11 +148,11 @@ def _deadline_of(own: settings) -> timedelta | None:
 
 @contextmanager
 def ranks_receive_examples(item: pytest.Function, run: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """While the block runs, each example of the test is given to ``run(arguments)`` instead of the test's body."""
+    """Pass each example of the test to ``run(arguments)`` in the block, instead of calling the test's body."""
     handle = item.obj.hypothesis
     body = handle.inner_test
     of_a_class = hasattr(item.obj, "__self__")
-    instance = next(iter(inspect.signature(body).parameters), None) if of_a_class else None  # each rank has its own
+    instance = next(iter(inspect.signature(body).parameters), None) if of_a_class else None  # each rank has its own instance
 
     @functools.wraps(body)
     def on_ranks(*args: Any, **arguments: Any) -> None:
@@ -167,7 +167,7 @@ def ranks_receive_examples(item: pytest.Function, run: Callable[[dict[str, Any]]
 
 
 def draw_schedule() -> Any:
-    """A schedule as a part of the example under way, so that both shrink together."""
+    """Draw a schedule as a part of the current example, so that both shrink together."""
     from hypothesis.control import current_build_context
 
     from pdlcheck.strategies import schedules

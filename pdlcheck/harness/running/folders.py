@@ -1,4 +1,4 @@
-"""The folder that the ranks of one test share, in that of the session."""
+"""The folder that the ranks of one test share, inside of the session's folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ __all__ = [
 ]
 
 SHARED = pytest.StashKey[Path]()
-SEEN_FROM = pytest.StashKey[Path]()  # a file in the session's folder: where it is seen, so is what is beside it
+SEEN_FROM = pytest.StashKey[Path]()  # a file in the session's folder; a node that sees it sees the whole folder
 _numbers = pytest.StashKey["count[int]"]()
 _without_plugin = pytest.StashKey[Path]()
 
 
 def basetemp_of(config: pytest.Config) -> Path:
-    """The session's folder for temporary ones: pytest's, as pytest-xdist takes it, or one of ours at -p no:tmpdir."""
+    """Return the session's folder for temporary files: pytest's own, or one of ours with ``-p no:tmpdir``.
+
+    In a worker of pytest-xdist, pytest's folder belongs to the worker.
+    """
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         basetemp: Path = factory.getbasetemp()
@@ -47,7 +50,7 @@ def basetemp_of(config: pytest.Config) -> Path:
 
 
 def seen_from_here(config: pytest.Config) -> Path:
-    """A file in the session's folder that no other session has, for ranks to look whether they see this folder."""
+    """Return a file in the session's folder that no other session has; a rank that sees it shares this folder."""
     if SEEN_FROM not in config.stash:
         config.stash[SEEN_FROM] = basetemp_of(config) / f".seen-{secrets.token_hex(8)}"
         config.stash[SEEN_FROM].touch()
@@ -55,7 +58,7 @@ def seen_from_here(config: pytest.Config) -> Path:
 
 
 def shared_path(item: pytest.Item) -> Path:
-    """Choose the shared folder of an item; it is made when a rank asks for it."""
+    """Return the shared folder of an item; it is created when a rank requests it."""
     if SHARED not in item.stash:
         numbers = item.config.stash.setdefault(_numbers, count())
         name = re.sub(r"\W", "_", item.name)[:30]
@@ -64,7 +67,7 @@ def shared_path(item: pytest.Item) -> Path:
 
 
 def shared_of(item: pytest.Item) -> Path:
-    """The shared folder of an item, which exists now; the same on every rank."""
+    """Return the shared folder of an item, which is the same on every rank, and create it if necessary."""
     path, seen = shared_path(item), item.config.stash.get(SEEN_FROM, None)
     if seen is not None and not seen.exists():
         pytest.fail(
@@ -77,7 +80,7 @@ def shared_of(item: pytest.Item) -> Path:
 
 
 def clear_shared(item: pytest.Item) -> None:
-    """Remove the folder where ``tmp_path_retention_policy`` asks for it."""
+    """Remove the shared folder if ``tmp_path_retention_policy`` requires it."""
     path = item.stash.get(SHARED, None)
     if path is None or _without_plugin in item.config.stash:
         return
@@ -87,9 +90,9 @@ def clear_shared(item: pytest.Item) -> None:
 
 
 class Folders:
-    """Temporary folders of a test that runs several times: what one run writes there, the next does not find.
+    """The temporary folders of a test that runs several times; each run starts without the files of the previous one.
 
-    What was there before is left alone, also where a run has changed it.
+    Files that existed before the first run are left alone, even if a run has changed them.
     """
 
     def __init__(self, item: pytest.Item) -> None:
@@ -99,19 +102,20 @@ class Folders:
         self._before = {path for folder in self._folders for path in folder.rglob("*")}
 
     def restore(self) -> None:
+        """Remove the files that appeared since this object was created."""
         for folder in self._folders:
-            for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+            for path in sorted(folder.rglob("*"), reverse=True):  # the content of a folder before the folder itself
                 if path not in self._before:
                     with suppress(OSError):
                         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def empty_shared(item: pytest.Item) -> None:
-    """Take away what the ranks of one run have left there, before others with new fixtures come."""
+    """Remove the files of one run from the shared folder, before ranks with new fixtures begin."""
     if SHARED in item.stash:
         shutil.rmtree(item.stash[SHARED], ignore_errors=True)
 
 
 def has_failed(item: pytest.Item) -> bool:
-    """A phase of the item has failed so far."""
+    """Return whether a phase of the item has failed so far."""
     return not all(item.stash.get(tmppath_result_key, {}).values())

@@ -1,4 +1,4 @@
-"""Which item comes next on the same ranks: until then they keep the fixtures that it shares with the present one."""
+"""The next item on the same ranks; until then, the ranks keep the fixtures that it shares with the current item."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ Following = tuple[str, str] | Literal["keep"] | None
 
 
 def remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Before the teardown of ``item``: pytest runs ``nextitem`` after it."""
+    """Record, before the teardown of ``item``, that pytest runs ``nextitem`` after it."""
     item.stash[_next] = nextitem
 
 
 def next_of(item: pytest.Item) -> pytest.Item | None:
-    """The item that pytest runs after ``item``, on whatever ranks."""
+    """Return the item that pytest runs after ``item``, on whatever ranks."""
     return item.stash.get(_next, None)
 
 
 def next_on_the_same_ranks(item: pytest.Item) -> Following:
-    """Path and node id of that item; None if there is none; "keep" where a scheduler decides later."""
+    """Return the path and node id of the next item on these ranks.
+
+    Return None if there is none, and "keep" if a scheduler decides later.
+    """
     found = next_of(item)
     case = cases.case_of(item)
     if found is not None and cases.case_of(found) != case:
-        if hasattr(item.config, "workerinput"):  # pytest-xdist tells a worker only one item ahead
+        if hasattr(item.config, "workerinput"):  # pytest-xdist sends a worker only one item ahead
             return "keep"
         found = _chain_of(item.session).get(item)
     return None if found is None else (str(found.path), found.nodeid)

@@ -1,4 +1,4 @@
-"""The framework whose own check has failed: it may keep a rank's state in its modules."""
+"""The framework whose own check has failed; it may keep a rank's state in its modules."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 __all__ = ["modules_of_framework"]
 
 _NOT_FRAMEWORKS = ("_pytest", "numpy", "pdlcheck", "pluggy", "pytest", "torch")
-_AT_MOST = 400  # modules: each is looked through
+_AT_MOST = 400  # modules, because each one is searched
 
 
 def modules_of_framework(failure: pytest.TestReport | None) -> list[str]:
-    """The modules of the installed package in which a test has failed, innermost; empty if it was in none.
+    """Return the modules of the innermost installed package in which a test has failed; empty if it failed in none.
 
-    Of a large package, those of the part of it in which the test has failed.
+    For a large package, return only the modules of the part in which the test has failed.
     """
-    from pdlcheck.worlds.simulated.own_globals.holders import is_installed  # it imports torch
+    from pdlcheck.worlds.simulated.own_globals.holders import is_installed  # this import loads torch
 
     by_file = {str(getattr(module, "__file__", None)): name for name, module in list(sys.modules.items())}
     trace: Any = getattr(getattr(failure, "longrepr", None), "reprtraceback", None)
     for entry in reversed(getattr(trace, "reprentries", ())):
-        path = os.path.abspath(str(getattr(getattr(entry, "reprfileloc", None), "path", "")))  # as shown, it is short
+        path = os.path.abspath(str(getattr(getattr(entry, "reprfileloc", None), "path", "")))  # the report shows a relative path
         name = by_file.get(path, "")
         if name and is_installed(path) and name.partition(".")[0] not in _NOT_FRAMEWORKS:
             return _part(name)
@@ -38,7 +38,7 @@ def _part(name: str) -> list[str]:
         package = ".".join(parts[:depth])
         found = [one for one, module in list(sys.modules.items()) if _is_in(package, one, module)]
         if len(found) <= _AT_MOST:
-            return sorted(found, key=lambda one: hasattr(sys.modules[one], "__path__"))  # which stand for all below
+            return sorted(found, key=lambda one: hasattr(sys.modules[one], "__path__"))  # packages last
     return []
 
 

@@ -1,4 +1,4 @@
-"""Holds back what pytest prints in a process of which nobody knows yet whether it reports. Does not import torch."""
+"""The output of pytest in a process that may not report, held until that is decided. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _held: pytest.StashKey[tuple[Any, Any]] = pytest.StashKey()  # the terminal's wr
 
 
 def hold(config: pytest.Config) -> None:
-    """Keep the text from now on, until it is shown or dropped; at the end of the session it is shown."""
+    """Keep the text from now on until it is shown or dropped; the end of the session shows it."""
     if config.pluginmanager.hasplugin("terminalreporter"):
         writer: Any = config.get_terminal_writer()
         config.stash[_held] = writer, writer._file
@@ -22,7 +22,7 @@ def hold(config: pytest.Config) -> None:
 
 
 def show(config: pytest.Config) -> None:
-    """Print the text that was kept; from now on all text is printed at once."""
+    """Print the kept text; from now on, all text is printed at once."""
     if (held := config.stash.get(_held, None)) is not None:
         writer, file = held
         file.write(writer._file.getvalue())
@@ -32,7 +32,7 @@ def show(config: pytest.Config) -> None:
 
 
 def drop(config: pytest.Config) -> None:
-    """Forget the text that was kept, and all that follows."""
+    """Discard the kept text and all later text."""
     if (held := config.stash.get(_held, None)) is not None:
         held[0]._file = io.StringIO()
         del config.stash[_held]

@@ -1,9 +1,11 @@
-"""Ctrl-C ends the run at once: a pytest plugin that ``item_hooks`` registers before files with ranks are imported.
+"""The handling of Ctrl-C, which ends the run at once: a pytest plugin.
 
-pytest parses the sources of all frames, those of torch and its own among them, and then shows one line. With the
-other frames gone it shows the same line, seconds earlier. And libraries lose a Ctrl-C that comes while they are
-imported (code in C that asks whether numpy is there drops whatever the import raised): it is raised again before
-tests run. Where the ranks were is what their worlds note at the exception.
+``item_hooks`` registers it before files with ranks are imported. pytest parses the sources of all frames, including
+those of torch and its own, and then shows one line. Without the other frames it shows the same line, seconds earlier.
+
+Libraries may lose a Ctrl-C that arrives while they are imported: C code that checks whether numpy is present drops any
+exception of the import. Such a Ctrl-C is raised again before tests run. The worlds add the positions of the ranks to
+the exception as notes.
 """
 
 from __future__ import annotations
@@ -29,21 +31,21 @@ def _press(signo: int, frame: FrameType | None) -> None:
 
 
 def keep() -> None:
-    """Remember a Ctrl-C, unless somebody else handles it."""
+    """Record a Ctrl-C, unless another handler is installed."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DEFAULT:
         _pressed.clear()
         signal.signal(signal.SIGINT, _press)
 
 
 def give_back() -> None:
-    """Leave Ctrl-C to Python, as it was before the session."""
+    """Restore Python's handler of Ctrl-C, as it was before the session."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _press:
         signal.signal(signal.SIGINT, _DEFAULT)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Raise the Ctrl-C that an import has lost; from here on it is Python's to handle. Show what worlds note at one."""
+    """Raise a Ctrl-C that an import has lost, give Ctrl-C back to Python, and show the notes of worlds at a Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is _press:
         signal.signal(signal.SIGINT, _DEFAULT)
         if _pressed.is_set():
@@ -56,13 +58,16 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             reporter.ensure_newline()
             for note in notes:
                 reporter.write_line(note)
-            notes.clear()  # pytest would put them into the line that names the exception
+            notes.clear()  # pytest would print them in the line that names the exception
         raise
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Leave the frame that pytest shows: the last one, unless Ctrl-C came between two lines of it."""
+    """Keep only the frame that pytest shows: the last one, or the last with a line number.
+
+    A Ctrl-C between two lines gives a frame without one.
+    """
     frames = excinfo.traceback.filter(excinfo)
     while frames and not _has_line(frames[-1]):
         frames = frames[:-1]
@@ -73,5 +78,5 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
 def _has_line(frame: Any) -> bool:
     try:
         return frame.lineno >= 0  # type: ignore[no-any-return]
-    except TypeError:  # Python has none for some instructions, and pytest would stumble over it
+    except TypeError:  # Python has no line number for some instructions, and pytest would fail
         return False

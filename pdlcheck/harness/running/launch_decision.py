@@ -1,4 +1,4 @@
-"""Decides after collection whether the processes of a launch become one session. Does not import torch."""
+"""The decision after collection whether the processes of a launch become one session. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["begin", "decide", "serve_if_agent"]
 
 
 def begin(config: pytest.Config) -> None:
-    """Before tests are collected: a process that may have to serve rank 0 prints nothing yet."""
+    """Hold the output of a process that may have to serve rank 0, before tests are collected."""
     own = launched.candidate(config)
     if own is not None and own.rank != 0 and launched.launch(config) is None:
         held_terminal.hold(config)
 
 
 def decide(session: pytest.Session) -> None:
-    """After tests are collected: make the processes of the launch one session if one of these tests needs ranks.
+    """Make the processes of the launch one session if one of the collected tests needs ranks.
 
-    Every process of the launch collects the same tests and so decides the same.
+    Every process of the launch collects the same tests, so all make the same decision.
 
     Raises:
-        pytest.UsageError: a test needs ranks, and the variables of the launcher are wrong, or the tests that need none
-            call an MPI that all launched processes have initialised.
+        pytest.UsageError: a test needs ranks, and the variables of the launcher are wrong, or tests without ranks use
+            an MPI that all launched processes have initialised.
     """
     config = session.config
     own = launched.candidate(config)
@@ -58,9 +58,10 @@ def decide(session: pytest.Session) -> None:
 
 
 def serve_if_agent(session: pytest.Session) -> None:
-    """In a process that rank 0 needs: fork its ranks until it ends, then end with its exit code.
+    """Fork ranks for rank 0 until it ends, if this process is an agent; then end with rank 0's exit code.
 
-    Reports, caches and tables of this process are rank 0's to write. So only conftest files see its end.
+    Rank 0 writes the reports, caches and tables of this process. Therefore only the end hooks of conftest files run
+    here.
     """
     config = session.config
     own = launched.launch(config)
@@ -90,7 +91,10 @@ def _end(session: pytest.Session, exitcode: int) -> NoReturn:
 
 
 def _refuse_mpi_of_all(session: pytest.Session, own: Launch) -> None:
-    """Tests without ranks would run in rank 0 alone, and wait there for members of MPI that run no tests."""
+    """Raise a usage error if tests without ranks use an MPI that all launched processes have initialised.
+
+    Such tests would run only in rank 0, and wait there for members of MPI that run no tests.
+    """
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size < 2:
         return

@@ -1,4 +1,4 @@
-"""A pytest session under torchrun, mpiexec or srun: rank 0 runs it, the other processes lend it their place.
+"""A pytest session under torchrun, mpiexec or srun: rank 0 runs it, and the other processes provide places for ranks.
 
 Every process collects the tests. Only if one of them needs ranks do the processes become one session; otherwise each
 runs pytest by itself, as it would without this plugin. Does not import torch.
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 HOOKS = "pdlcheck.harness.launch_hooks"  # the plugin of a session that began with the variables of a launcher
-PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.rank.preloaded")  # what every rank of a test session needs
+PRELOAD = ("pytest", "hypothesis", "pdlcheck.harness.rank.preloaded")  # modules that every rank of a test session needs
 
-# by which MPI joins the run of mpiexec: neither this process nor its ranks, which come and go, are that member
+# MPI joins the run of mpiexec by these variables. Neither this process nor its short-lived ranks are such a member.
 _OF_MPI = ("PMIX_", "PMI_")
 
 _found: pytest.StashKey[Launch | ValueError | None] = pytest.StashKey()
@@ -52,11 +52,11 @@ _placement: pytest.StashKey[LaunchedPlacement | pytest.UsageError] = pytest.Stas
 
 
 def mode_of(config: pytest.Config, options: Any = None) -> str:
-    """Return ``join``, ``ignore`` or ``auto``: the option, or the ini value; ``join`` where a place to meet is given.
+    """Return ``join``, ``ignore`` or ``auto``: the option, or the ini value, or ``join`` if ``--init-method`` is given.
 
     Args:
-        config: of the session.
-        options: those known before conftest files are loaded; default: those of ``config``.
+        config: configuration of the session.
+        options: the options known before conftest files are loaded; default: those of ``config``.
     """
     options = config.option if options is None else options
     if options.pdl_launch is not None:
@@ -68,7 +68,7 @@ def mode_of(config: pytest.Config, options: Any = None) -> str:
 
 
 def candidate(config: pytest.Config) -> Launch | None:
-    """Return the launch that the environment describes, whether or not this session is one with its other processes."""
+    """Return the launch that the environment describes, whether or not its processes are one session."""
     if _launch in config.stash:
         return config.stash[_launch]
     mode = mode_of(config)
@@ -90,18 +90,18 @@ def candidate(config: pytest.Config) -> Launch | None:
 
 
 def launch(config: pytest.Config) -> Launch | None:
-    """Return the launch whose processes are one session, this one's; None where every process runs its own."""
+    """Return the launch whose processes are one session; None if every process runs its own session."""
     candidate(config)
     return config.stash.get(_launch, None)
 
 
 def take_over(config: pytest.Config, own: Launch) -> None:
-    """From now on the processes of this launch are one session."""
+    """Make the processes of this launch one session from now on."""
     config.stash[_launch] = own
 
 
 def require_launch(config: pytest.Config) -> None:
-    """Raise a usage error where the variables of a launcher are wrong, as soon as a test needs ranks."""
+    """Raise a usage error if a test needs ranks and the variables of a launcher are wrong."""
     found = config.stash.get(_found, None)
     if isinstance(found, ValueError) and mode_of(config) != "ignore" and not _uses_xdist(config):
         raise pytest.UsageError(f"{found}; {CURE}")
@@ -121,45 +121,51 @@ def _find(config: pytest.Config, init_method: str | None) -> Launch | ValueError
 
 
 def _environment(config: pytest.Config) -> Mapping[str, str]:
-    """What a launcher has left; not what a conftest has set since, for tests that make their own group."""
+    """Return the variables that a launcher has set.
+
+    If the session began without them, leave out those that a conftest has set since for tests that create their own
+    group.
+    """
     if config.pluginmanager.has_plugin(HOOKS):
         return os.environ
     return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
 
 
 def _joins(config: pytest.Config) -> Launch | None:
-    """Before conftest files are loaded: return the launch if an option or ini value asks for one session."""
+    """Return the launch if an option or ini value asks for one session, before conftest files are loaded."""
     options = config.known_args_namespace
     if mode_of(config, options) != "join":
         return None
     found = _find(config, options.pdl_init_method)
-    return None if isinstance(found, ValueError) else found  # told later
+    return None if isinstance(found, ValueError) else found  # reported later
 
 
 def stay_out_of_mpi(config: pytest.Config) -> None:
-    """In one session over a launch, before anything of the user's is imported: MPI has a single process in this one.
+    """Remove the variables of MPI in one session over a launch, before the user's code is imported.
 
-    Its initialisation waits for all processes of mpiexec, which do not all import the tests.
+    MPI then has a single process here. Its initialisation would wait for all processes of mpiexec, and not all of them
+    import the tests.
     """
     if _joins(config) is not None:
         leave_mpi_environment()
 
 
 def leave_mpi_environment() -> None:
-    """Let neither this process nor those that it starts join MPI as members of the run of mpiexec."""
+    """Keep this process, and those that it starts, from joining MPI as members of the run of mpiexec."""
     for name in [name for name in os.environ if name.startswith(_OF_MPI)]:
         del os.environ[name]
 
 
 def excuse(config: pytest.Config) -> Generator[None, object, object]:
-    """Where conftest files cannot be loaded in this process of a launch: tell the others, which would wait for it.
+    """Report a failed load of conftest files to the other processes of a launch, which would wait for this one.
 
-    Only where an option or ini value has made the processes one session. Elsewhere nobody waits for anybody yet.
+    This applies only if an option or ini value has made the processes one session; otherwise no process waits for
+    another one yet.
     """
     try:
         return (yield)
-    except BaseException as error:  # pytest.exit and a skip of the whole file are no Exception
-        if isinstance(error, KeyboardInterrupt):  # whoever pressed Ctrl-C wants the end of this process now
+    except BaseException as error:  # pytest.exit and a skip of the whole file are not subclasses of Exception
+        if isinstance(error, KeyboardInterrupt):  # a Ctrl-C ends this process now
             raise
         options = config.known_args_namespace
         if not (options.help or options.version):
@@ -180,7 +186,7 @@ def _excuse(config: pytest.Config, own: Launch, why: str) -> None:
 
 
 def follow(config: pytest.Config) -> int | None:
-    """On every rank but 0 of one session: fork ranks for rank 0 until it ends; return its exit code."""
+    """Fork ranks for rank 0 until it ends, on every other rank of one session; return its exit code."""
     if config.option.help or config.option.version:
         return None
     own = launch(config)
@@ -189,7 +195,7 @@ def follow(config: pytest.Config) -> int | None:
     from pdlcheck.worlds.processes.controller import forkserver
 
     seed = config.getoption("--pdl-seed")
-    # which imports torch while this process does, to meet the others
+    # The fork server imports torch while this process imports it too, to meet the others.
     forkserver.start(preload=PRELOAD, seed=seed, rank=own.rank)
     from pdlcheck.worlds.launched.agent import serve
 
@@ -197,7 +203,7 @@ def follow(config: pytest.Config) -> int | None:
 
 
 def placement(config: pytest.Config) -> LaunchedPlacement | None:
-    """Where the ranks of this session are, under a launcher; made on first use, as the other processes wait for it."""
+    """Return the placement of ranks under a launcher; created on first use, because the other processes wait for it."""
     own = launch(config)
     return None if own is None else _made(config, own)
 
@@ -217,13 +223,13 @@ def _made(config: pytest.Config, own: Launch) -> LaunchedPlacement:
 
 
 def spans_nodes(config: pytest.Config) -> bool:
-    """Whether ranks of this session may be on other machines."""
+    """Return whether ranks of this session may be on other machines."""
     own = launch(config)
     return own is not None and own.local_world_size != own.world_size
 
 
 def headline(config: pytest.Config) -> str | None:
-    """What the session says of the launch, once its tests are collected."""
+    """Return the line about the launch that the session prints once its tests are collected."""
     own = launch(config)
     if own is None:
         return None
@@ -233,7 +239,7 @@ def headline(config: pytest.Config) -> str | None:
 
 
 def lead(config: pytest.Config) -> Generator[None, object, object]:
-    """On rank 0 of one session: send the other processes home with its exit code, whatever it did."""
+    """Send the exit code of rank 0 to the other processes of one session, however rank 0 ends."""
     exitcode = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
         result = yield

@@ -15,16 +15,16 @@ _open: pytest.StashKey[dict[str, World]] = pytest.StashKey()
 
 
 def worlds_by_name(config: pytest.Config) -> dict[str, World]:
-    """The session's own dictionary of the worlds that are open."""
+    """Return the session's own dictionary of open worlds."""
     return config.stash.setdefault(_open, {})
 
 
 def open_worlds(config: pytest.Config) -> list[World]:
-    """The worlds that tests have used so far."""
+    """Return the worlds that tests have used so far."""
     return list(config.stash.get(_open, {}).values())
 
 
 def close_worlds(config: pytest.Config) -> None:
-    """Give back what the worlds of the session hold."""
+    """Close the worlds of the session."""
     for world in open_worlds(config):
         world.close()

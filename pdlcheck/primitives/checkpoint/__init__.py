@@ -1,4 +1,4 @@
-"""Checkpoints from which training goes on bit for bit, and that are refused where they are not what was written."""
+"""Checkpoints for a bit-for-bit resume; a file that differs from the written one is refused."""
 
 from pdlcheck.primitives.checkpoint.load import latest_checkpoint, load_checkpoint
 from pdlcheck.primitives.checkpoint.save import save_checkpoint

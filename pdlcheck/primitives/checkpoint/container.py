@@ -1,8 +1,8 @@
-"""The bytes of a checkpoint file: three lines that say what follows, and the body.
+"""The bytes of a checkpoint file: three header lines that describe the content, and the body.
 
-The lines are text, so that ``head -3`` shows them. The body is blocks of bytes: first the length of each, then the
-tree, then what each tensor holds, so that neither writing nor reading needs memory for the whole once more. Nothing is
-unpickled before the digest of the body was compared.
+The header lines are text, so that ``head -3`` shows them. The body is a sequence of blocks of bytes: the length of
+each, then the tree, then the content of each tensor. So neither writing nor reading needs memory for a second copy.
+Nothing is unpickled before the digest of the body has been compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERSION = re.compile(_FIRST + rb"(\d+)\n")
 _HEADER = re.compile(_FIRST + rb"%d\nxxh3_128 ([0-9a-f]{32})\nnbytes (\d{20})\n" % FORMAT)
 _HEADER_NBYTES = len(_FIRST + b"%d\nxxh3_128 %032d\nnbytes %020d\n" % (FORMAT, 0, 0))
 _PARTS = {"step", "world_size", "about", "ranks", "tensors"}
-_MORE = {"others"}  # where ranks hold other things
+_MORE = {"others"}  # present if ranks hold different objects
 _LENGTH = np.dtype("<u8")
 _CHUNK = 2**20  # bytes that stay in a core's cache between being read and being digested
 
@@ -40,11 +40,11 @@ Block = bytes | memoryview
 
 
 class Refused(Exception):
-    """What is wrong with a file, in words that follow its name."""
+    """The problem of a file, in words that follow its name."""
 
 
 def pack(payload: dict[str, Any]) -> list[Block]:
-    """The body for a payload, whose tensors are on the CPU. What they hold is read when the body is written."""
+    """Return the body for a payload whose tensors are on the CPU. Tensor contents are read when the body is written."""
     tensors: dict[str, Tensor] = payload["tensors"]
     forms = [(name, _name(t.dtype), tuple(t.shape), t.stride(), t.storage_offset()) for name, t in tensors.items()]
     tree = io.BytesIO()
@@ -53,12 +53,15 @@ def pack(payload: dict[str, Any]) -> list[Block]:
 
 
 def framed(blocks: Sequence[Block]) -> list[Block]:
-    """The body of ``blocks``: their lengths, and the blocks themselves."""
+    """Return the body of ``blocks``: their lengths, and the blocks themselves."""
     return [np.array([len(blocks), *map(len, blocks)], dtype=_LENGTH).tobytes(), *blocks]
 
 
 def write(descriptor: int, body: Sequence[Block]) -> None:
-    """Write the body and then, before it, the lines: what is digested is what is written, whoever changes a tensor."""
+    """Write the body, then the header lines before it.
+
+    The digest covers the written bytes, even if another thread changes a tensor meanwhile.
+    """
     chunk, digest = memoryview(bytearray(_CHUNK)), new_digest()
     os.lseek(descriptor, _HEADER_NBYTES, os.SEEK_SET)
     for block in body:
@@ -75,10 +78,10 @@ def write(descriptor: int, body: Sequence[Block]) -> None:
 
 
 def verify(path: Path) -> str:
-    """The digest of an intact file.
+    """Return the digest of an intact file.
 
     Raises:
-        Refused: it cannot be read, was cut, is longer than it says, or one of its bits is not what was written.
+        Refused: the file cannot be read, was cut, is longer than its header states, or has a changed bit.
     """
     with _opened(path) as file:
         nbytes, digest = _first_lines(file)
@@ -87,7 +90,7 @@ def verify(path: Path) -> str:
 
 
 def whole(path: Path) -> bool:
-    """Whether a file is as long as it says: a look that does not read the body, so that it costs nothing."""
+    """Return whether a file has the length that its header states. The body is not read, so this is cheap."""
     try:
         with _opened(path) as file:
             _first_lines(file)
@@ -97,16 +100,16 @@ def whole(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[str, dict[str, Any]]:
-    """The digest and the payload of an intact file; ``Refused`` says what is wrong with another one."""
+    """Return the digest and the payload of an intact file. Raise ``Refused`` for any other file."""
     with _opened(path) as file:
         nbytes, digest = _first_lines(file)
         blocks = _blocks(file, nbytes, digest)
     try:
         tree, *held = blocks
-        with warnings.catch_warnings():  # torch 2.14 tells of sparse tensors that were unpickled in this process before
+        with warnings.catch_warnings():  # torch 2.14 warns about sparse tensors unpickled earlier in this process
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
             payload = torch.load(io.BytesIO(tree.numpy().data), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the body is, it is not one of ours
+    except Exception as error:  # any error means that pdlcheck did not write this body
         raise Refused(f"holds something that weights_only=True does not load: {error}") from None
     if not isinstance(payload, dict) or set(payload) - _MORE != _PARTS:
         raise Refused(FOREIGN)
@@ -133,11 +136,11 @@ def _opened(path: Path) -> Iterator[io.FileIO]:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # which waits for no writer where it is a FIFO
+    return os.open(path, flags | os.O_NONBLOCK)  # does not wait for a writer if the path is a FIFO
 
 
 def _first_lines(file: io.FileIO) -> tuple[int, str]:
-    """Length of the body and its digest, of a file as long as they say. Strict: each byte must be what was written."""
+    """Return the length of the body and its digest; raise ``Refused`` unless header and length are as written."""
     content = file.read(_HEADER_NBYTES)
     version, match = _VERSION.match(content), _HEADER.match(content)
     if version is not None and version[1] != str(FORMAT).encode():
@@ -157,12 +160,12 @@ def _first_lines(file: io.FileIO) -> tuple[int, str]:
 
 
 def _blocks(file: io.FileIO, nbytes: int, digest: str) -> list[Tensor]:
-    """The body's blocks as bytes, each in memory of its own, once their digest is the one that was written."""
+    """Return the body's blocks as bytes, each in separate memory, if their digest is the written one."""
     actual = new_digest()
     (count,) = _lengths(file, 1, actual) if nbytes >= _LENGTH.itemsize else [0]
     room = nbytes // _LENGTH.itemsize - 1
     lengths = _lengths(file, count, actual) if count <= room else []
-    if not lengths or sum(lengths) + _LENGTH.itemsize * (1 + count) != nbytes:  # of another body than was written
+    if not lengths or sum(lengths) + _LENGTH.itemsize * (1 + count) != nbytes:  # damaged, or written by another program
         file.seek(_HEADER_NBYTES)
         _require_digest(file, nbytes, digest)
         raise Refused(FOREIGN)
@@ -201,7 +204,7 @@ def _lengths(file: io.FileIO, count: int, digest: Digest) -> list[int]:
 
 
 def _fill(file: io.FileIO, view: memoryview, digest: Digest) -> None:
-    """The next bytes of the file, into ``view`` and ``digest``."""
+    """Read the next bytes of the file into ``view`` and ``digest``."""
     rest = view
     while rest:
         taken = file.readinto(rest)
@@ -212,7 +215,7 @@ def _fill(file: io.FileIO, view: memoryview, digest: Digest) -> None:
 
 
 def _storage(tensor: Tensor) -> Tensor:
-    """All that a tensor's storage holds, as bytes: its elements, in the order in which they lie."""
+    """Return the whole content of a tensor's storage, as bytes in memory order."""
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
 
 

@@ -16,7 +16,7 @@ class Digest(Protocol):
     """The part of hashlib's interface that checkpoints use."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Read ``data``, too."""
+        """Add ``data`` to the digest."""
 
     def hexdigest(self) -> str:
         """Return the digest of all data so far, 32 hexadecimal digits."""

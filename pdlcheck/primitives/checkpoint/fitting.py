@@ -1,4 +1,4 @@
-"""Whether what a checkpoint holds fits the objects that it is to be loaded into, found before anything is touched."""
+"""Checks that a checkpoint fits the objects to load into, before any object is changed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pdlcheck.primitives.optimizer_state import lost_options
 
 __all__ = ["describe", "require_fit", "require_stateful", "state_of"]
 
-TAKEN = ("path", "ignore", "reshard")  # an object of this name could be saved, and never be loaded
+TAKEN = ("path", "ignore", "reshard")  # an object with one of these names could be saved but never loaded
 
 
 def require_stateful(caller: str, objects: Mapping[str, object]) -> None:
-    """Every object must be able to tell its state and to take one."""
+    """Raise unless every object can return its state and load one, under a name that is free."""
     if not objects:
         raise ValueError(f"{caller} was given nothing to save or load; pass model=..., optimizer=..., ... by name")
     for name, held in objects.items():
@@ -37,12 +37,12 @@ def require_stateful(caller: str, objects: Mapping[str, object]) -> None:
 
 
 def state_of(held: Any) -> Any:
-    """The state dict; that of a ``torch.Generator`` is its stream."""
+    """Return the state dict of ``held``; for a ``torch.Generator``, its stream."""
     return {"stream": held.get_state()} if isinstance(held, torch.Generator) else held.state_dict()
 
 
 def describe(objects: Mapping[str, object]) -> dict[str, Any]:
-    """What a state dict does not tell: the class, and which parameters an optimizer has, by the models' names."""
+    """Return facts that a state dict lacks: the class, and an optimizer's parameters by their names in the models."""
     names = {
         id(parameter): name
         for held in objects.values()
@@ -53,7 +53,7 @@ def describe(objects: Mapping[str, object]) -> dict[str, Any]:
 
 
 def require_fit(name: str, held: Any, about: list[Any], saved_about: list[Any], node: Node, tensors: Tensors) -> None:
-    """ValueError that names the tensor or the group that does not fit."""
+    """Raise ValueError, naming the tensor or the group, if the saved state does not fit ``held``."""
     if isinstance(held, nn.Module):
         _require_model(name, held, dict(node[1]), tensors)
     elif about[0] != saved_about[0]:
@@ -67,7 +67,7 @@ def _class(held: object) -> str:
 
 
 def _groups(held: object, names: dict[int, str]) -> list[Any] | None:
-    """For each group of an optimizer its parameters: name or nothing, shape and dtype."""
+    """Return, for each group of an optimizer, the name (or ""), shape and dtype of its parameters."""
     if not isinstance(held, Optimizer):
         return None
     return [
@@ -116,7 +116,7 @@ def _prefix(own: set[str], saved: set[str]) -> str:
 
 
 def _uncompiled(key: str) -> str:
-    """A name without what ``torch.compile`` puts into it."""
+    """Return a name without the part that ``torch.compile`` inserts."""
     return key.replace("_orig_mod.", "")
 
 
@@ -133,7 +133,7 @@ def _require_optimizer(name: str, held: Optimizer, own: list[Any], saved: list[A
                     f"group {g} of {name} has {_parameter(a)} as parameter {i}, the checkpoint {_parameter(b)}"
                 )
         lost = lost_options(held.param_groups[g], options[g]) if options else []
-        if lost:  # what only the checkpoint has is a scheduler's, which may be ignored: the class is the same
+        if lost:  # the class is the same, so extra options in the checkpoint are a scheduler's and can be ignored
             raise ValueError(
                 f"group {g} of {name} has {lost[0]!r}, that of the checkpoint has not and would take its place; make "
                 f"{name} as the one that was saved"

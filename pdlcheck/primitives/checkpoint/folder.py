@@ -1,7 +1,7 @@
-"""A folder of checkpoints: their names, how one is added atomically, which ones are kept.
+"""A folder of checkpoints: their names, atomic addition, and the removal of old ones.
 
-A file has its final name only once all of it is on the disk. Until then it is a temporary file that its writer holds
-locked; the lock goes with the process, however that ends, so that the next writer can tell what was left behind.
+A file gets its final name only when it is completely on the disk. Until then it is a temporary file that its writer
+holds locked. The lock ends with the process, however that ends. So the next writer can detect abandoned files.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from pdlcheck.primitives.checkpoint.container import Block, Refused, verify, who
 
 __all__ = ["MAX_STEP", "add", "intact", "path_of", "remove_stale", "step_of", "stored", "tidy"]
 
-MAX_STEP = 10**12 - 1  # the last that its name has room for
+MAX_STEP = 10**12 - 1  # the largest step that fits into the file name
 _NAME = re.compile(r"step_(\d{12})\.ckpt")
 _TEMPORARY = re.compile(r"\.step_\d{12}\.ckpt\.[0-9a-f]{8}\.tmp")
 
 
 def path_of(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of ``step`` in ``folder``."""
     return folder / f"step_{step:012d}.ckpt"
 
 
 def step_of(path: Path) -> int | None:
-    """The step in the name of a checkpoint; None for other files."""
+    """Return the step in the name of a checkpoint; None for other files."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def stored(folder: Path) -> list[Path]:
-    """Every file that is called like a checkpoint, newest step first."""
+    """Return every file that has a checkpoint's name, newest step first."""
     names = os.listdir(folder) if folder.is_dir() else []
     paths = [folder / name for name in sorted(names, reverse=True) if _NAME.fullmatch(name)]
     return [path for path in paths if path.is_file()]
@@ -44,7 +45,7 @@ def stored(folder: Path) -> list[Path]:
 def intact(folder: Path, before: Path | None = None) -> Iterator[tuple[str, str]]:
     """Yield name and digest of the intact checkpoints, newest first; only those of earlier steps than ``before``.
 
-    Each is read when it is asked for, which takes as long as the file is large.
+    Each file is read when its entry is requested, which takes time in proportion to its size.
     """
     limit = None if before is None else step_of(before)
     for path in stored(folder):
@@ -54,7 +55,7 @@ def intact(folder: Path, before: Path | None = None) -> Iterator[tuple[str, str]
 
 
 def add(path: Path, body: Sequence[Block]) -> None:
-    """Make ``path`` a file of ``body``, on the disk, or raise and leave everything as it was."""
+    """Write ``body`` to the file ``path``, on the disk; on an error, leave everything unchanged."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         _sync_folder(path.parent.parent)
@@ -72,11 +73,11 @@ def add(path: Path, body: Sequence[Block]) -> None:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove the temporary files whose writers are gone."""
+    """Remove the temporary files of writers that have ended."""
     for name in os.listdir(folder) if folder.is_dir() else []:
         if not _TEMPORARY.fullmatch(name):
             continue
-        with contextlib.suppress(OSError):  # it was renamed, removed by another one, or is being written
+        with contextlib.suppress(OSError):  # the file was renamed or removed, or is being written
             descriptor = os.open(folder / name, os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,9 +87,10 @@ def remove_stale(folder: Path) -> None:
 
 
 def tidy(written: Path, keep: int) -> None:
-    """Remove what is older than the ``keep`` newest whole ones up to ``written``, and what killed writers left behind.
+    """Keep the ``keep`` newest whole checkpoints up to ``written``; remove older ones and abandoned temporary files.
 
-    Later steps are left alone. What cannot be removed is a warning: the checkpoint itself is on the disk.
+    Checkpoints of later steps are not touched. A file that cannot be removed causes only a warning, because the
+    checkpoint itself is on the disk.
     """
     remove_stale(written.parent)
     kept = 0
@@ -105,13 +107,13 @@ def tidy(written: Path, keep: int) -> None:
 
 
 def _locked(path: Path) -> tuple[int, Path]:
-    """A new temporary file beside ``path``, which this process has locked."""
+    """Return a new temporary file beside ``path``, locked by this process."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it for stale either
+        with contextlib.suppress(OSError):  # without locks on this file system, no writer removes the file as stale
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:  # otherwise another writer took it for stale before it was locked
+        if os.fstat(descriptor).st_nlink:  # otherwise another writer removed it as stale before it was locked
             return descriptor, temporary
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Whether what a file holds has the form that ``save_checkpoint`` gives it.
+"""Checks that the content of a file has the form that ``save_checkpoint`` writes.
 
 The digest shows that the file has not changed. It does not show that ``save_checkpoint`` wrote it.
 """
@@ -14,7 +14,7 @@ __all__ = ["well_formed"]
 
 
 def well_formed(payload: dict[str, Any]) -> bool:
-    """Check the whole payload before any object is touched."""
+    """Return whether the whole payload has the right form. Call it before any object is changed."""
     try:
         return _has_form(payload)
     except Exception:  # a field of another type can raise anything
@@ -44,7 +44,7 @@ def _is_number(value: object, least: int) -> bool:
 
 
 def _is_description(description: Any) -> bool:
-    """Whether it has a class name and, for an optimizer, name, shape and dtype of each group's parameters."""
+    """Return whether it has a class name and, for an optimizer, name, shape and dtype of each group's parameters."""
     kind, groups = description
     return isinstance(kind, str) and all(
         isinstance(name, str) and isinstance(dtype, str) and all(_is_number(size, 0) for size in shape)

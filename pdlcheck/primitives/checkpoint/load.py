@@ -1,4 +1,4 @@
-"""Reading a checkpoint back, on as many ranks as wrote it or on another number."""
+"""The loading of checkpoints, on the same number of ranks as saved them or on another number."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ Reshard = Callable[[list[Any], int, int], Any]
 
 
 def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGroup | None = None) -> Path | None:
-    """The checkpoint of the latest step that is intact on every rank. Call it on every rank.
+    """Return the checkpoint of the latest step that is intact on every rank. Call it on every rank.
 
-    Every file is read and its digest compared; torn and foreign files are passed over.
+    Every file is read and its digest compared; cut and foreign files are skipped.
 
     Args:
-        folder: where :func:`save_checkpoint` wrote, or where each rank finds its copy; it need not exist.
+        folder: the folder to which :func:`save_checkpoint` wrote, or in which each rank has its copy; it may be
+            missing.
         group: process group; ``None`` is the default group, or this process alone if there is none.
 
     Returns:
         The file in this rank's folder, of the same name and contents on every rank; None if no rank finds one.
 
     Raises:
-        CheckpointError: ranks find some, but none that all of them do: to start anew would lose them.
+        CheckpointError: ranks find checkpoints, but none that all of them find. Starting anew would lose them.
 
     Example:
         >>> print(latest_checkpoint("nothing/here"))
@@ -54,7 +55,7 @@ def latest_checkpoint(folder: str | os.PathLike[str], *, group: dist.ProcessGrou
     told = who.together(lambda: (str(folder), dict(itertools.islice(intact(Path(folder)), 1))))
     everyone = [found for _, found in told]
     name = _common(everyone)
-    if name is None:  # an accident: what else is there
+    if name is None:  # the newest files differ between ranks: compare all files
         everyone = who.together(lambda: dict(intact(Path(folder))))
         name = _common(everyone)
     if name is not None:
@@ -74,35 +75,38 @@ def load_checkpoint(
     group: dist.ProcessGroup | None = None,
     **objects: Any,
 ) -> int:
-    """Put back what :func:`save_checkpoint` wrote, so that training goes on bit for bit. Call it on every rank.
+    """Restore the state that :func:`save_checkpoint` wrote, for a bit-for-bit resume. Call it on every rank.
 
-    All or nothing, on all ranks or none: the file's digest is compared before it is unpickled, everything is compared
-    with the objects before one of them is touched, and afterwards each object must hold what the file holds; where one
-    rank finds something wrong, all raise the same and hold what they held before. This costs a copy of the state.
+    Either all ranks load everything or nothing changes. The file's digest is compared before it is unpickled.
+    Everything is compared with the objects before one of them is changed. Afterwards each object must hold the file's
+    content. If one rank finds a problem, all ranks raise the same error and keep their previous state. This costs a
+    copy of the state.
 
-    On another number of ranks, what was equal on all ranks is loaded by each, rank r takes the random streams of rank
-    r, and ranks that are new get streams that follow from those of rank 0 and their number. What differed from rank
-    to rank, as the stages of a pipeline and their optimizers do, needs a rule in ``reshard``.
+    On another number of ranks, each rank loads the state that was equal on all ranks. Rank r takes the random streams
+    of rank r. New ranks get streams derived from those of rank 0 and their own number. State that differed between
+    ranks, as in the stages of a pipeline and their optimizers, needs a rule in ``reshard``.
 
     Args:
         path: the file; each rank reads its own copy, of the same contents.
-        ignore: names in the file that are not wanted, such as ``["optimizer"]`` to evaluate; ``"rng"`` are the streams.
+        ignore: names in the file to skip, such as ``["optimizer"]`` for an evaluation; ``"rng"`` is the random streams.
         reshard: for a name, ``rule(states, rank, world_size)`` makes the state of a rank from those of all ranks that
-            wrote; called if their number is another one. ``lambda states, rank, world_size: states[0]`` takes the
-            first's.
+            saved; called if the number of ranks differs. ``lambda states, rank, world_size: states[0]`` takes the state
+            of the first rank.
         group: process group; ``None`` is the default group, or this process alone if there is none.
-        objects: what to load into, by the names that they were saved under.
+        **objects: the objects to load into, by the names that they were saved under.
 
     Returns:
         The number of steps taken, as it was given to :func:`save_checkpoint`.
 
     Raises:
-        CheckpointError: the file is missing, torn, changed, of another format, or no checkpoint, on any rank; names it
-            where the first such rank has it, and the newest earlier one that is intact, whose copy on this rank is in
-            the field ``previous``.
-        ValueError: the file is of another model, optimizer or kind of object, or holds other names; ranks differ in it
-            and their number is another one; an object does not hold after ``load_state_dict`` what the file holds.
-        TypeError: an object without ``load_state_dict``. The same on every rank, as are all that one rank alone meets.
+        CheckpointError: on any rank, the file is missing, cut, changed, of another format, or not a checkpoint. The
+            text names the file at its place on the first such rank, and the newest earlier one that is intact. The
+            field ``previous`` is the copy of that one on this rank.
+        ValueError: the file is of another model, optimizer or kind of object, or holds other names; the number of ranks
+            differs and the ranks' states differ from each other; after ``load_state_dict``, an object does not hold the
+            file's content.
+        TypeError: an object has no ``load_state_dict``. The error is the same on every rank, even if only one rank has
+            it.
 
     Example:
         >>> import tempfile
@@ -145,7 +149,7 @@ def load_checkpoint(
         for name, state in before.items():
             try:
                 _put(objects[name], state)
-            except Exception as again:  # the others must be as they were all the same
+            except Exception as again:  # go on, because the other objects must be restored too
                 error.add_note(f"{name} does not take back its own state either: {type(again).__name__}: {again}")
         raise
     if "rng" not in ignore:
@@ -157,12 +161,12 @@ def load_checkpoint(
 
 
 def _common(everyone: list[dict[str, str]]) -> str | None:
-    """The newest name that every rank found, with the same digest."""
+    """Return the newest name that every rank found with the same digest."""
     return next((name for name, digest in everyone[0].items() if all(r.get(name) == digest for r in everyone)), None)
 
 
 def _read(who: Ranks, path: Path) -> dict[str, Any]:
-    """The payload, where all ranks read the same one."""
+    """Return the payload if all ranks read the same one; otherwise raise CheckpointError on every rank."""
     payload: dict[str, Any] = {}
 
     def attempt() -> tuple[Path, str | None, str | None]:
@@ -188,7 +192,7 @@ def _read(who: Ranks, path: Path) -> dict[str, Any]:
         rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
         reason = f"is not the same file on rank 0 and rank {rank}"
     name = _common(who.together(lambda: dict(intact(path.parent, before=path))))
-    wrong = told[rank][0]  # what all name; each rank's copy may be in a folder of its own
+    wrong = told[rank][0]  # every rank names this path, although its own copy may be in another folder
     raise CheckpointError(
         f"load_checkpoint: {wrong} {reason}; nothing was loaded; "
         + ("there is no earlier one" if name is None else f"{wrong.parent / name} is intact: load that"),
@@ -207,7 +211,7 @@ def _fitting(
     ignore: Collection[str],
     reshard: Mapping[str, Reshard],
 ) -> dict[str, tuple[Node, Tensors]]:
-    """The state for each object, found to fit it. Nothing is touched."""
+    """Return the state for each object after checking that it fits. No object is changed."""
     saved = payload["about"]
     holds = ", ".join(map(repr, sorted(saved)))
     for name in objects:
@@ -226,7 +230,7 @@ def _fitting(
     for name, held in objects.items():
         node, tensors = states[name] = _state_for(who, path, payload, name, reshard.get(name))
         kind, groups = mine[name]
-        # whose parameters a rule has taken is not known
+        # The parameters in a state made by a rule are unknown, so they are not compared.
         require_fit(name, held, about[name], [kind, groups if again or name not in reshard else None], node, tensors)
     return states
 
@@ -234,7 +238,7 @@ def _fitting(
 def _state_for(
     who: Ranks, path: Path, payload: dict[str, Any], name: str, rule: Reshard | None
 ) -> tuple[Node, Tensors]:
-    """What this rank is to hold as ``name``."""
+    """Return the state that this rank is to hold as ``name``."""
     nodes, tensors = [nodes[name] for nodes in payload["ranks"]], payload["tensors"]
     if len(nodes) == who.world_size:
         return nodes[who.rank], tensors
@@ -254,7 +258,7 @@ def _state_for(
 
 
 def _apply(objects: Mapping[str, Any], states: dict[str, tuple[Node, Tensors]], before: dict[str, Any]) -> None:
-    """Load every object and look whether it then holds what it was given; ``before`` is how to undo it."""
+    """Load every object and check that it then holds the given state. Put the previous states into ``before``."""
     for name, (node, tensors) in states.items():
         held = objects[name]
         before[name] = copy.deepcopy(state_of(held))
@@ -262,9 +266,8 @@ def _apply(objects: Mapping[str, Any], states: dict[str, tuple[Node, Tensors]], 
         if isinstance(held, nn.Module):
             state = OrderedDict(state)
             with contextlib.suppress(AttributeError):
-                vars(state)["_metadata"] = before[
-                    name
-                ]._metadata  # versions of the modules' formats; the model is the same
+                # The versions of the modules' formats are those of the object, because the model is the same.
+                vars(state)["_metadata"] = before[name]._metadata
         try:
             _put(held, state)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What the ranks tell one another about a checkpoint, so that all go on or all raise the same."""
+"""The exchange between ranks about a checkpoint, so that all ranks go on or all raise the same error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Ranks", "ranks_of"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a group, or this process alone where there is no process group.
+    """The ranks of a group, or this process alone if there is no process group.
 
     Args:
-        caller: the function that speaks in messages.
+        caller: the name of the calling function, for messages.
         rank: the place of this rank in the group.
         world_size: number of ranks.
         first: the global rank of the first one.
@@ -34,19 +34,20 @@ class Ranks:
     group: dist.ProcessGroup | None
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, on the first one; nothing elsewhere."""
+        """Return the value of every rank on the first one; an empty list on the others."""
         if self.group is None:
             return [value]
         everyone: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        # every message is as long as the longest: the first rank's own, with all that the ranks have in common, is none
+        # gather_object pads every message to the longest one. The first rank's value is the longest, because it holds
+        # everything that the ranks have in common. So the first rank keeps its value and sends None.
         dist.gather_object(value if self.rank else None, everyone, dst=self.first, group=self.group)
         return [value, *everyone[1:]] if everyone else []
 
     def together(self, act: Callable[[], Any], *, on: int | None = None) -> list[Any]:
-        """Call ``act``, which must not communicate, on every rank or on rank ``on``; its results, on every rank.
+        """Call ``act``, which must not communicate, on every rank or on rank ``on``; return the results on every rank.
 
         Raises:
-            Exception: the same on every rank, where ``act`` raised on any of them.
+            Exception: ``act`` raised on any rank; the same error on every rank.
         """
         result, problem = None, None
         try:
@@ -73,7 +74,7 @@ class Ranks:
 
 
 def ranks_of(caller: str, group: dist.ProcessGroup | None) -> Ranks:
-    """The ranks of ``group``; this process alone without a process group."""
+    """Return the ranks of ``group``; this process alone without a process group."""
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return Ranks(caller, 0, 1, 0, None)
     who = members(caller, group)

@@ -1,4 +1,4 @@
-"""Writing a checkpoint of all ranks into one file."""
+"""The saving of a checkpoint: the state of all ranks in one file."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ def save_checkpoint(
 ) -> Path:
     """Write the state of all ranks after ``step`` steps into one file. Call it on every rank.
 
-    The first rank writes a temporary file beside the others, flushes it to the disk, renames it, and only then removes
-    what is too old: at any moment, also where the process is killed or the disk is full, the previous checkpoint is as
-    it was. The next call removes temporary files that a killed process left behind.
+    The first rank writes a temporary file beside the others, flushes it to the disk and renames it. Only then does it
+    remove old files. So the previous checkpoint stays unchanged at any moment, even if the process is killed or the
+    disk is full. The next call removes temporary files that a killed process left behind.
 
-    A tensor that several ranks hold is stored once and sent once; what is a rank's own (random streams, buffers,
-    weights between the rounds of local SGD) is stored for that rank.
+    A tensor that several ranks hold is stored and sent once. State that differs between ranks (random streams, buffers,
+    weights between the rounds of local SGD) is stored for each rank.
 
     Args:
-        folder: where checkpoints are, made if missing; the first rank's is used.
-        step: number of steps taken; names the file. One of the same step is replaced.
+        folder: the folder of the checkpoints, made if missing; the first rank's argument is used.
+        step: number of steps taken; part of the file name. A checkpoint of the same step is replaced.
         keep: how many checkpoints up to this one stay; files that were cut do not count.
         group: process group; ``None`` is the default group, or this process alone if there is none.
-        objects: what to save, by name: model, optimizer, scheduler, scaler, sampler, ...: anything with ``state_dict``
-            and ``load_state_dict``, or a ``torch.Generator``. The random streams of torch (CPU and CUDA), Python and
-            numpy are saved without being named.
+        **objects: the objects to save, by name: model, optimizer, scheduler, scaler, sampler, ...: anything with
+            ``state_dict`` and ``load_state_dict``, or a ``torch.Generator``. The random streams of torch (CPU and
+            CUDA), Python and numpy are always saved, without a name.
 
     Returns:
         The file, the same on every rank.
 
     Raises:
-        TypeError: an object without ``state_dict``, or a state that ``weights_only=True`` would not load.
-        ValueError: ``step`` below 0 or above 12 digits, ``keep`` below 1; nothing to save, or an object called as an
-            argument of :func:`load_checkpoint`; ranks that save different steps or names.
-        CheckpointError: the file could not be written. The same on every rank, as are all that one rank alone meets.
+        TypeError: an object has no ``state_dict``, or a state that ``weights_only=True`` would not load.
+        ValueError: ``step`` is below 0 or has more than 12 digits; ``keep`` is below 1; there is nothing to save; an
+            object has the name of an argument of :func:`load_checkpoint`; ranks save different steps or names.
+        CheckpointError: the file could not be written. The error is the same on every rank, even if only one rank has
+            it.
 
     Example:
         >>> import tempfile
@@ -105,7 +106,7 @@ def save_checkpoint(
             "tensors": {name: held[name] for _, held, _ in everyone for name in sorted(held)},
         }
         others = {rank: theirs for rank, (_, _, theirs) in enumerate(everyone) if theirs is not None}
-        if others:  # as stages of a pipeline
+        if others:  # ranks hold different objects, such as the stages of a pipeline
             payload["others"] = others
         try:
             remove_stale(path.parent)

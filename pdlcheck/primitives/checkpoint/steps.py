@@ -1,4 +1,4 @@
-"""A training loop that goes on where the last checkpoint was written, however often it is killed."""
+"""A training loop that continues from the last checkpoint, however often it is killed."""
 
 from __future__ import annotations
 
@@ -31,26 +31,29 @@ def resumable_steps(
     group: dist.ProcessGroup | None = None,
     **objects: Any,
 ) -> Iterator[int]:
-    """The numbers of the steps that remain, from the newest checkpoint that all ranks can read.
+    """Return the numbers of the remaining steps, from the newest checkpoint that all ranks can read.
 
-    Loads it before the first number, and saves after every ``save_every``-th step and after the last one. A process
-    that is killed in between and started again, by torchrun or by hand, takes the same steps as one that is not: the
-    same bits on the same number of ranks. Seed the random streams before the call: there is no checkpoint at first.
-    Give a DataLoader a ``generator`` of its own: each ``iter(loader)`` draws a number, otherwise from torch's stream,
-    and in the middle of an epoch only a run that goes on calls it.
+    The iterator loads the checkpoint before the first number. It saves after every ``save_every``-th step and after the
+    last one. A process that is killed and started again, by torchrun or by hand, takes the same steps as one that is
+    not: the same bits on the same number of ranks. Seed the random streams before the call, because there is no
+    checkpoint at first. Give a DataLoader its own ``generator``: each ``iter(loader)`` draws a number, otherwise from
+    torch's stream, and only a resumed run calls it in the middle of an epoch.
 
     Args:
-        folder: where checkpoints are and will be; a relative one is one of the working directory at the call.
-        steps: number of steps to take in all.
+        folder: the folder of the checkpoints; a relative path is relative to the working directory at the call.
+        steps: total number of steps to take.
         save_every: steps between checkpoints.
-        keep, reshard, group, objects: as in :func:`save_checkpoint` and :func:`load_checkpoint`.
+        keep: as in :func:`save_checkpoint`.
+        reshard: as in :func:`load_checkpoint`.
+        group: as in :func:`save_checkpoint`.
+        **objects: as in :func:`save_checkpoint`.
 
     Returns:
         An iterator of ints; the body of the loop takes that step on every rank.
 
     Raises:
-        ValueError: ``steps`` below 0, ``save_every`` below 1, or others on another rank; what
-            :func:`load_checkpoint` raises.
+        ValueError: ``steps`` is below 0 or ``save_every`` below 1, or they differ between ranks; also the errors of
+            :func:`load_checkpoint`.
         CheckpointError: there are checkpoints, but none that is intact on every rank.
 
     Example:
@@ -86,7 +89,7 @@ def resumable_steps(
         if path is None:
             who.together(lambda: _require_empty(place))
         start = 0 if path is None else load_checkpoint(path, reshard=reshard, group=group, **objects)
-        if path is not None:  # what a writer that was killed could not do any more
+        if path is not None:  # a killed writer may have left old files behind
             found = path
             who.together(lambda: tidy(found, keep), on=0)
         for step in range(start, steps):
@@ -108,7 +111,7 @@ def _require_same(who: Ranks, told: list[dict[str, int]]) -> None:
 
 
 def _require_empty(folder: Path) -> None:
-    """Starting anew must not pass over files that somebody could still mend."""
+    """Raise CheckpointError if ``folder`` holds damaged checkpoints: a new start must not ignore repairable files."""
     for path in stored(folder):
         try:
             verify(path)

@@ -11,11 +11,11 @@ import torch
 
 __all__ = ["can_restore", "capture_streams", "derive_streams", "restore_streams"]
 
-_CUDA_NBYTES = (8, 16)  # a seed, and an offset
+_CUDA_NBYTES = (8, 16)  # a seed alone, or a seed and an offset
 
 
 def capture_streams() -> dict[str, Any]:
-    """The state of every stream, as tensors and numbers; without CUDA's as long as this process has not used it."""
+    """Return the state of every stream, as tensors and numbers. CUDA streams are included once CUDA is initialized."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -34,7 +34,7 @@ def capture_streams() -> dict[str, Any]:
 
 
 def restore_streams(state: dict[str, Any]) -> None:
-    """Put every stream where :func:`capture_streams` found it. Devices that are not here are left out."""
+    """Set every stream to the state that :func:`capture_streams` returned. Skip devices that this machine lacks."""
     random.setstate(_pythons(state))
     np.random.set_state(_numpys(state))
     torch.set_rng_state(state["torch"])
@@ -44,7 +44,7 @@ def restore_streams(state: dict[str, Any]) -> None:
 
 
 def can_restore(state: Any) -> bool:
-    """Return whether :func:`restore_streams` takes ``state``, tried on new generators.
+    """Return whether :func:`restore_streams` accepts ``state``, tried on new generators.
 
     Raises:
         Exception: a generator refuses its part.
@@ -54,7 +54,7 @@ def can_restore(state: Any) -> bool:
     np.random.RandomState().set_state(numpys)
     torch.Generator("cpu").set_state(state["torch"])
     of_cuda = all(stream.dtype == torch.uint8 and stream.numel() in _CUDA_NBYTES for stream in state["cuda"])
-    return of_cuda and 0 <= numpys[2] <= len(numpys[1])  # where numpy reads next, which it does not look at
+    return of_cuda and 0 <= numpys[2] <= len(numpys[1])  # numpy does not check its read position
 
 
 def _pythons(state: dict[str, Any]) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ def _numpys(state: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def derive_streams(state: dict[str, Any], rank: int) -> None:
-    """Start streams for a rank that the checkpoint does not know, from those of its first rank and ``rank``."""
+    """Set new streams for a rank that is not in the checkpoint, from those of its first rank and ``rank``."""
     mixed = hashlib.sha256(state["torch"].numpy().tobytes() + f" rank {rank}".encode()).digest()
     random.seed(mixed)
     np.random.seed(np.frombuffer(mixed, dtype=np.uint32))

@@ -1,6 +1,6 @@
-"""State dicts as trees whose tensors are named by their contents.
+"""State dicts as trees, with tensors that are named by their contents.
 
-What two ranks both hold is then stored once, and a tree is small enough to be sent around.
+A tensor that two ranks hold is then stored once, and a tree is small enough to be sent between ranks.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Tensors = dict[str, Tensor]
 
 NOTHING: Node = ("value", None)
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-_INT_BITS = 2039  # weights_only=True loads no int of more, and no empty bytes
+_INT_BITS = 2039  # weights_only=True loads no longer int, and no empty bytes
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
 def encode(value: object, tensors: Tensors, where: str, like: Node = NOTHING) -> Node:
-    """``value`` as a tree; the tensors in it are put into ``tensors``, which holds them until they change.
+    """Return ``value`` as a tree, and put its tensors into ``tensors``, which holds them until they change.
 
     Args:
         value: a state dict, or part of one.
         tensors: by their digests.
         where: the value's name in messages.
-        like: a tree with tensors in ``tensors`` that the value may be equal to; what is equal needs no digest.
+        like: a tree with tensors in ``tensors`` that the value may be equal to; equal tensors need no digest.
 
     Raises:
-        TypeError: names the first thing that ``weights_only=True`` would not load, or not as it was.
+        TypeError: names the first value that ``weights_only=True`` would not load unchanged.
     """
     if isinstance(value, Tensor):
         return "tensor", _store(value, tensors, where, like)
@@ -66,7 +66,7 @@ def encode(value: object, tensors: Tensors, where: str, like: Node = NOTHING) ->
 
 
 def decode(node: Node, tensors: Tensors) -> Any:
-    """The value of a tree. Every tensor is a copy of its own: two that were equal must not become one."""
+    """Return the value of a tree. Every tensor is a separate copy: two equal tensors must not become one."""
     kind, held = node
     if kind == "tensor":
         return tensors[held].clone()
@@ -83,7 +83,7 @@ def decode(node: Node, tensors: Tensors) -> Any:
 
 
 def is_tree(node: Any, tensors: Tensors) -> bool:
-    """Whether a value can be made of it, and of nothing else than these tensors."""
+    """Return whether ``node`` can be decoded, with no other tensors than these."""
     kind, held = node
     if kind in ("tensor", "ndarray"):
         return held in tensors and (kind == "tensor" or isinstance(tensors[held].numpy(), np.ndarray))
@@ -97,7 +97,7 @@ def is_tree(node: Any, tensors: Tensors) -> bool:
 
 
 def difference(found: Node, expected: Node, where: str) -> str | None:
-    """The first place where two trees differ, in words; None where they are equal bit for bit."""
+    """Return a description of the first place where two trees differ; None if they are equal bit for bit."""
     kind, held = expected
     mappings = found[0] in _MAPPINGS and kind in _MAPPINGS
     if found[0] != kind and not mappings:
@@ -124,7 +124,7 @@ def difference(found: Node, expected: Node, where: str) -> str | None:
 
 
 def _loads_as_it_is(value: object) -> bool:
-    """Whether torch's unpickler, which is not all of pickle, knows how a number or bytes are written."""
+    """Return whether torch's unpickler, which supports a part of pickle, can read this number or these bytes."""
     if isinstance(value, int):
         return value.bit_length() <= _INT_BITS
     return not isinstance(value, bytes) or bool(value)
@@ -145,10 +145,10 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
         raise TypeError(f"{where} is a tensor {kind}; a checkpoint takes dense tensors that hold values")
     held = tensor.detach().cpu().resolve_conj().resolve_neg()
     if held.untyped_storage().nbytes() != held.nbytes:
-        held = held.clone()  # it is a view, and would be saved with all that it is a view of
+        held = held.clone()  # a view would be saved with the whole storage behind it
     if like[0] in ("tensor", "ndarray") and _are_equal(held, tensors[like[1]]):
         return str(like[1])
-    digest = new_digest(f"{held.dtype} {tuple(held.shape)} ".encode())  # strides may differ where bits do not
+    digest = new_digest(f"{held.dtype} {tuple(held.shape)} ".encode())  # not the strides: equal values may have different ones
     digest.update(_bytes_of(held).data)
     name = digest.hexdigest()
     tensors[name] = held
@@ -156,9 +156,9 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit."""
+    """Return whether two tensors are equal bit for bit."""
     same = one.dtype == other.dtype and one.shape == other.shape
-    return same and np.array_equal(_bytes_of(one), _bytes_of(other))  # much faster than torch.equal, with bytes
+    return same and np.array_equal(_bytes_of(one), _bytes_of(other))  # for bytes, much faster than torch.equal
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -169,5 +169,5 @@ def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _tensor_of(array: Any, where: str) -> Tensor:
     try:
         return torch.from_numpy(array.copy())
-    except (TypeError, ValueError):  # ValueError: the other byte order
+    except (TypeError, ValueError):  # ValueError: an array of the other byte order
         raise TypeError(f"{where} is an array of {array.dtype}, which torch has no dtype for") from None

@@ -1,4 +1,4 @@
-"""Tensors inside lists, tuples, dicts and dataclasses: several structures of one form are walked side by side."""
+"""Tensors inside lists, tuples, dicts and dataclasses: a walk through several structures of the same form."""
 
 from __future__ import annotations
 

@@ -91,7 +91,10 @@ class _Broadcast(torch.autograd.Function):
 
 
 def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """A copy of each: those of one dtype travel as one message, and then share its memory, but are no views."""
+    """Return a copy of each tensor.
+
+    Contiguous tensors of one dtype travel as one message. The copies share its memory, but are not views.
+    """
     result: list[Tensor | None] = [None] * len(tensors)
     groups: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(tensors):
@@ -139,7 +142,7 @@ def _shell(module: nn.Module, swapped: dict[int, Any]) -> nn.Module:
     for part in parts:
         shell = swapped[id(part)]
         shell.__dict__ = {name: _swap(value, swapped) for name, value in part.__dict__.items()}
-        for registry in ("_parameters", "_buffers", "_modules"):  # new dicts: registering in a copy leaves the module unchanged
+        for registry in ("_parameters", "_buffers", "_modules"):  # new dicts, separate from the module's
             shell.__dict__[registry] = {k: swapped.get(id(v), v) for k, v in part.__dict__[registry].items()}
     return swapped[id(module)]  # type: ignore[no-any-return]  # the map holds tensors and modules
 

@@ -125,7 +125,7 @@ class _Settings:
 
 
 class _Stream:
-    """Random numbers of one worker: where its device's generator starts, and where worker 0 leaves it."""
+    """The random numbers of one worker: the state of its device's generator at the start, and after its draws."""
 
     def __init__(self, device: torch.device, start: torch.Tensor | int) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Pipelines: a model in stages, schedules as data, and the runner that carries them out."""
+"""Pipeline parallelism: a model in stages, schedules as data, and the runner that executes them."""
 
 from pdlcheck.primitives.pipeline.cells import Cell, Schedule, lay_out, parse_schedule
 from pdlcheck.primitives.pipeline.picture import save_schedule

@@ -1,4 +1,4 @@
-"""What ranks of a pipeline must know of one another: found out together, so that all go on or all raise the same."""
+"""The agreement of a pipeline's ranks at the start of a step, so that all ranks go on or all raise the same error."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ __all__ = ["Agreement", "Header"]
 
 @dataclass(frozen=True)
 class Header:
-    """What one rank knows at the start of a step; None is what it does not know.
+    """The facts that one rank has at the start of a step; None stands for an unknown one.
 
     Args:
-        n_samples: in the batch: rank 0 knows it by the inputs, the last rank by the targets.
-        weight: how much the batch counts, on the last rank.
-        weights: how much each micro-batch counts, or -1 where a rank does not know; empty where nobody asks.
-        situation: the rank's own number for what the forms of messages depend on: its part of the batch and its mode.
-        backward: whether it is called for backward passes, too.
-        failed: this rank cannot take the step.
-        differ: numbers of samples, where ranks know unequal ones.
-        situations, backwards: of all ranks, in the order of the group.
+        n_samples: samples in the batch. Rank 0 takes it from the inputs, the last rank from the targets.
+        weight: the weight of the batch, on the last rank.
+        weights: the weight of each micro-batch, or -1 on a rank that does not have it; empty if not needed.
+        situation: the rank's own number for the facts that decide the forms of messages: its part of the batch and its
+            mode.
+        backward: whether the call includes backward passes.
+        failed: whether this rank cannot take the step.
+        differ: two numbers of samples, if ranks have unequal ones.
+        situations: the situations of all ranks, in the order of the group.
+        backwards: the same for ``backward``.
     """
 
     n_samples: int | None = None
@@ -38,18 +40,18 @@ class Header:
     backwards: tuple[bool, ...] = ()
 
     def is_like(self, agreed: Header, place: int) -> bool:
-        """Whether the rank at ``place``, which knows this, is where it was when ``agreed`` was found."""
+        """Return whether the rank at ``place`` is in the same situation as when ``agreed`` was found."""
         own = self.situation, self.backward
         return not self.failed and own == (agreed.situations[place], agreed.backwards[place])
 
 
 class Agreement:
-    """One small all_reduce over the pipeline at the start of a step, under way while the first pass is computed.
+    """One small all_reduce over the pipeline at the start of a step; it runs during the first pass.
 
     Args:
-        own: what this rank knows.
-        group: the ranks of the pipeline; None where there is only this process.
-        device: that the group's backend can take.
+        own: the facts of this rank.
+        group: the ranks of the pipeline; None if there is only this process.
+        device: a device that the group's backend supports.
     """
 
     def __init__(self, own: Header, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -70,9 +72,9 @@ class Agreement:
             self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=group, async_op=True)
 
     def settle(self) -> Header:
-        """What the ranks know together, the same on each of them.
+        """Return the combined facts of all ranks, the same on each rank.
 
-        ``failed`` is also set where two ranks know different numbers of samples.
+        ``failed`` is also set if two ranks have different numbers of samples.
         """
         if self._work is not None:
             self._work.wait()

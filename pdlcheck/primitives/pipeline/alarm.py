@@ -1,4 +1,4 @@
-"""Word that a rank cannot take this step as the one before, carried by the messages of one micro-batch."""
+"""The alarm that a rank cannot repeat the previous step, carried by the messages of one micro-batch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ __all__ = ["Alarm", "bearer"]
 
 @dataclass
 class Alarm:
-    """What a rank knows of the others in a step that is to be like the one before.
+    """The state of the alarm on one rank, in a step that is tried as a repetition of the previous one.
 
-    Each message of ``microbatch`` has a byte more. Forwards it passes through every rank, and then back: who is about
-    to do its first backward pass has heard of all ranks. From then on a rank that has heard the alarm computes nothing,
-    and sends zeros in the form that the others still wait for.
+    Each message of ``microbatch`` has one more byte. The byte passes through every rank in the forward passes, and then
+    back. So before its first backward pass, a rank has the answer of all ranks. A rank that has received the alarm
+    computes nothing more. It sends zeros in the form that the other ranks still wait for.
 
     Args:
-        microbatch: of the messages that carry it, see :func:`bearer`; None in a step that begins with a header.
-        raised: this rank, or one before it on the way, cannot take the step.
+        microbatch: the micro-batch whose messages carry the alarm, see :func:`bearer`; None in a step that begins with
+            a header.
+        raised: whether this rank, or one before it on the way, cannot take the step.
     """
 
     microbatch: int | None = None
     raised: bool = False
 
     def form(self, form: Form, microbatch: int) -> Form:
-        """The form of what is received instead of a message of ``form``."""
+        """Return the form in which a message of ``form`` is received."""
         if microbatch != self.microbatch:
             return form
         return Form((((_bytes(form) + 1,), torch.uint8), *form.tensors[1:]), form.packed)
 
     def seal(self, tensors: Tensors, microbatch: int, form_of: Callable[[], Form], device: torch.device) -> Tensors:
-        """What to send instead of ``tensors``, a message of the form that ``form_of`` returns."""
+        """Return the message to send in place of ``tensors``, which has the form that ``form_of`` returns."""
         if not self.raised and microbatch != self.microbatch:
             return tensors
         form = form_of()
@@ -54,7 +55,7 @@ class Alarm:
         return sealed, *tensors[1:]
 
     def open(self, tensors: Tensors, microbatch: int, form_of: Callable[[], Form]) -> Tensors:
-        """The message in what was received; hears the alarm."""
+        """Return the original message of a received one, and record its alarm."""
         if microbatch != self.microbatch:
             return tensors
         sealed, *others = tensors
@@ -64,11 +65,11 @@ class Alarm:
 
 
 def bearer(schedule: Schedule) -> int | None:
-    """The micro-batch of the first backward pass of every rank; None where they are of several."""
+    """Return the micro-batch of the first backward pass of every rank; None if the ranks begin with different ones."""
     firsts = {next(cell.microbatch for cell in row if cell is not None and cell.kind == "B") for row in schedule.rows}
     return firsts.pop() if len(firsts) == 1 else None
 
 
 def _bytes(form: Form) -> int:
-    """Of the first tensor, which the byte is added to."""
+    """Return the bytes of the first tensor; the alarm's byte follows it."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in form.tensors[:1])

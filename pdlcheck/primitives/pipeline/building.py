@@ -1,4 +1,4 @@
-"""From a model and a schedule to the stages of one rank. No communication: every rank sees the same mistakes."""
+"""The stages of one rank, built from a model and a schedule. No communication: every rank finds the same errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Built", "Request", "build", "make_schedule"]
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a :class:`Pipeline <pdlcheck.primitives.pipeline.Pipeline>`, as they were given."""
+    """The arguments of a :class:`Pipeline <pdlcheck.primitives.pipeline.Pipeline>`, unchanged."""
 
     model: nn.Sequential
     loss: Callable[..., Tensor] | None
@@ -44,18 +44,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Built:
-    """What a process has of a pipeline.
+    """The part of a pipeline in one process.
 
     Args:
-        schedule: valid.
+        schedule: a valid schedule.
         names: the layers of every stage.
-        stages: those of this process.
+        stages: the stages of this process.
         module: their layers, under the names that they have in the model.
         ties: parameters that stages of several ranks share, if one of them is here.
         reduction: ``"mean"`` or ``"sum"``.
-        fingerprint: of what it was made from.
-        unsaid: neither the loss nor an argument says that it is a mean.
-        token: of this pipeline and those side by side alone, the same on all their ranks.
+        fingerprint: the facts that the part was made from.
+        unsaid: whether neither the loss nor an argument states that the loss is a mean.
+        token: a text unique to this pipeline and those side by side, the same on all their ranks.
     """
 
     schedule: Schedule
@@ -70,7 +70,7 @@ class Built:
 
 
 def make_schedule(request: Request, n_ranks: int) -> Schedule:
-    """The schedule that was asked for by name, or the one that was given, for ``n_ranks`` ranks."""
+    """Return the requested schedule, made from its name or given as such, for ``n_ranks`` ranks."""
     chosen = request.schedule
     if isinstance(chosen, Schedule):
         if request.n_microbatches not in (None, chosen.n_microbatches):
@@ -96,13 +96,13 @@ def make_schedule(request: Request, n_ranks: int) -> Schedule:
 
 
 def build(request: Request, n_ranks: int, place: int | None, devices: Sequence[torch.device | str | None]) -> Built:
-    """The stages of one process.
+    """Return the stages of one process.
 
     Args:
-        request: what the user asked for.
+        request: the user's arguments.
         n_ranks: rows of the schedule.
-        place: the row of this process; None: all of them.
-        devices: for each row, the device of its stages; None leaves them where the model is.
+        place: the row of this process; None is all of them.
+        devices: for each row, the device of its stages; None leaves them on the model's device.
     """
     layers = layer_names(request.model)
     schedule = make_schedule(request, n_ranks)
@@ -120,7 +120,7 @@ def build(request: Request, n_ranks: int, place: int | None, devices: Sequence[t
         asked = devices[schedule.stage_ranks[stage]]
         device = next(nn.ModuleList(parts[stage]).parameters()).device if asked is None else torch.device(asked)
         if any(moved.get(id(p), device) != device for layer in parts[stage] for p in layer.parameters()):
-            parts[stage] = list(copy.deepcopy(nn.ModuleList(parts[stage])))  # a tied parameter cannot be in two places
+            parts[stage] = list(copy.deepcopy(nn.ModuleList(parts[stage])))  # a tied parameter cannot be on two devices
         sequence = nn.Sequential(OrderedDict(zip(names[stage], parts[stage], strict=True))).to(device)
         moved |= {id(parameter): device for parameter in sequence.parameters()}
         loss = request.loss if stage == schedule.n_stages - 1 else None
@@ -160,7 +160,7 @@ def _fingerprint(
 
 
 def _reduction(request: Request) -> tuple[str, bool]:
-    """``"mean"`` or ``"sum"``, and whether nothing says so: a weight for each mean would."""
+    """Return ``"mean"`` or ``"sum"``, and whether no argument states it; ``loss_weight`` would imply a mean."""
     loss, reduction = request.loss, request.reduction
     if loss is not None and not callable(loss):
         raise TypeError(f"Pipeline takes loss as a function of outputs and targets, got {type(loss).__name__}")
@@ -191,10 +191,10 @@ def _require_optimizer(request: Request, schedule: Schedule) -> None:
 def _ties(
     model: nn.Module, names: list[list[str]], schedule: Schedule, module: nn.Module, place: int | None
 ) -> list[Tie]:
-    """Parameters of the model that several ranks have; copies in this process by the row of their stage."""
+    """Return the parameters that several ranks have, with the copies in this process by the row of their stage."""
     stage_of = {name: stage for stage, stage_names in enumerate(names) for name in stage_names}
     groups: dict[int, dict[int, str]] = {}
-    # a layer that stands in the model twice is seen under one name by named_parameters
+    # named_parameters lists a layer that occurs twice in the model only once, so walk through the layers.
     for layer_name, layer in layer_names(model):
         for name, parameter in layer.named_parameters():
             rank = schedule.stage_ranks[stage_of[layer_name]]

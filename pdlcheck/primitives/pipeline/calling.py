@@ -1,4 +1,4 @@
-"""A module called with other tensors in the place of its own, and left as it was."""
+"""Calls of a module with other tensors in place of its own; the module does not change."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Values = Mapping[str, Tensor | None]
 
 
 def buffers_of(module: object) -> dict[str, Tensor | None]:
-    """Copies of the buffers of ``module``, by name, also of those that are None until a pass sets them.
+    """Return copies of the buffers of ``module``, by name, including those that are None until a pass sets them.
 
-    Of what is no module, as a loss may be, none.
+    Return no buffers if ``module`` is not a module; a loss may be a function.
     """
     found: dict[str, Tensor | None] = {}
     if isinstance(module, nn.Module):
@@ -27,11 +27,11 @@ def buffers_of(module: object) -> dict[str, Tensor | None]:
 
 
 def call_with(module: nn.Module, values: Values, *args: Any) -> Any:
-    """As ``functional_call(module, values, args)``, also where a layer stands in the module twice.
+    """Call ``functional_call(module, values, args)``, also for a module that contains a layer twice.
 
-    There, torch puts the values in under both names, and takes those of the first name for the module's own when it
-    puts them back under the second. Here each place gets its value once; places that share a tensor share its value.
-    A buffer may be None, in the module or in ``values``.
+    torch sets the values of such a layer under both names. At the second name it saves the value set under the first
+    name as the original, and restores the wrong tensor. Here each place gets its value once; places that share a tensor
+    share its value. A buffer may be None, in the module or in ``values``.
     """
     places: dict[str, Tensor] = {}
     by_hand: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]] = []

@@ -1,4 +1,4 @@
-"""A schedule is data: which rank does which forward or backward pass in which step."""
+"""Schedules as data: which rank runs which forward or backward pass in which step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cell:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     def needs(self, n_stages: int) -> list[Cell]:
-        """The cells whose results this one reads."""
+        """Return the cells whose results this one reads."""
         if self.kind == "F":
             return [Cell(self.stage - 1, "F", self.microbatch)] if self.stage else []
         own = Cell(self.stage, "F", self.microbatch)
@@ -42,14 +42,14 @@ Row = tuple[Cell | None, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A grid of steps x ranks. A rank goes through its row from left to right; None is a step in which it idles.
+    """A grid of steps x ranks. A rank goes through its row from left to right; None is an idle step.
 
-    A step is a place in the order and not a duration: a cell may read only what earlier steps made.
+    A step is a place in the order, not a duration: a cell may read only the results of earlier steps.
 
     Args:
         name: shown in pictures and messages.
         rows: one for each rank; a short one idles at the end.
-        asynchronous: every backward pass is followed by a step of the optimizer of its stage, as PipeDream has it.
+        asynchronous: whether every backward pass is followed by a step of its stage's optimizer, as in PipeDream.
 
     Example:
         >>> from pdlcheck.primitives.pipeline import one_f_one_b
@@ -71,30 +71,34 @@ class Schedule:
 
     @property
     def n_ranks(self) -> int:
+        """Return the number of ranks."""
         return len(self.rows)
 
     @property
     def n_steps(self) -> int:
+        """Return the number of steps."""
         return max(map(len, self.rows), default=0)
 
     @cached_property
     def n_stages(self) -> int:
+        """Return the number of stages."""
         return 1 + max((cell.stage for _, _, cell in self), default=-1)
 
     @cached_property
     def n_microbatches(self) -> int:
+        """Return the number of micro-batches."""
         return 1 + max((cell.microbatch for _, _, cell in self), default=-1)
 
     @cached_property
     def stage_ranks(self) -> tuple[int, ...]:
-        """The rank of each stage."""
+        """Return the rank of each stage."""
         places: dict[int, int] = {}
         for _, rank, cell in self:
             places.setdefault(cell.stage, rank)
         return tuple(places.get(stage, -1) for stage in range(self.n_stages))
 
     def __iter__(self) -> Iterator[tuple[int, int, Cell]]:
-        """Step, rank and cell, step by step."""
+        """Yield step, rank and cell, step by step."""
         for step in range(self.n_steps):
             for rank, row in enumerate(self.rows):
                 if (cell := row[step]) is not None:
@@ -104,7 +108,7 @@ class Schedule:
         return grid_text(self)
 
     def peak_live(self, rank: int) -> int:
-        """The most micro-batches whose forward pass ``rank`` has done and whose backward pass it has not."""
+        """Return the largest number of micro-batches that ``rank`` has run forward but not yet backward."""
         live = peak = 0
         for cell in self.rows[rank]:
             if cell is not None:
@@ -114,7 +118,7 @@ class Schedule:
 
 
 def grid_text(schedule: Schedule, wrong: Iterable[tuple[int, int]] = ()) -> str:
-    """The grid as lines of text; cells at ``(rank, step)`` of ``wrong`` stand in ``>`` and ``<``."""
+    """Return the grid as lines of text; cells at ``(rank, step)`` of ``wrong`` are marked with ``>`` and ``<``."""
     marks = set(wrong)
     several = any(len({cell.stage for cell in row if cell}) > 1 for row in schedule.rows)
     single = not several and schedule.stage_ranks == tuple(range(schedule.n_ranks))
@@ -140,15 +144,16 @@ def grid_text(schedule: Schedule, wrong: Iterable[tuple[int, int]] = ()) -> str:
 
 
 def lay_out(name: str, orders: Sequence[Sequence[Cell]], *, asynchronous: bool = False) -> Schedule:
-    """Put each rank's cells, in their order, into the earliest steps in which what they need has been made.
+    """Return a schedule with each rank's cells, in their order, in the earliest steps in which their inputs exist.
 
     Args:
-        name: of the schedule.
+        name: the name of the schedule.
         orders: the cells of each rank.
         asynchronous: as in :class:`Schedule`.
 
     Raises:
-        ValueError: ranks wait for one another for ever, or for a cell that no rank has; says who waits for what.
+        ValueError: ranks wait for each other forever, or for a cell that no rank has; the text names who waits for
+            what.
 
     Example:
         >>> print(lay_out("my own", [[Cell(0, "F", 0), Cell(0, "B", 0)], [Cell(1, "F", 0), Cell(1, "B", 0)]]))
@@ -183,9 +188,9 @@ def lay_out(name: str, orders: Sequence[Sequence[Cell]], *, asynchronous: bool =
 def parse_schedule(
     name: str, rows: Sequence[Sequence[str | None]] | Mapping[int, Sequence[object]], *, asynchronous: bool = False
 ) -> Schedule:
-    """A schedule from texts such as ``"1F3"``; None, an empty text or ``"."`` is an idle step.
+    """Return a schedule from texts such as ``"1F3"``; None, an empty text or ``"."`` is an idle step.
 
-    What torch's own schedules print of their ``pipeline_order`` is read too.
+    The printed ``pipeline_order`` of torch's own schedules can be parsed too.
 
     Example:
         >>> parse_schedule("one rank", [["0F0", "0B0"]]).n_steps

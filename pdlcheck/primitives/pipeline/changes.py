@@ -1,4 +1,4 @@
-"""What was changed in the layers of a pipeline since it was made: stages and messages were made for what they were."""
+"""Changes of a pipeline's layers after it was made. Stages and messages fit only the layers at that time."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Made:
         self.dtypes = self._dtypes_now()
 
     def change(self, backward: bool) -> str | None:
-        """The first change that a step cannot be taken with, in words; None if there is none.
+        """Return a description of the first change that makes a step impossible, or None.
 
-        A cast changes ``dtypes``, a number for those of all parameters.
+        A cast changes ``dtypes``, a number that stands for the dtypes of all parameters.
 
         Args:
-            backward: there will be gradients.
+            backward: whether the step computes gradients.
         """
         found = self._other_layer()
         if found is None and self._wrapped.moved():
@@ -69,7 +69,7 @@ class Made:
         return f"layer {name!r} was {what} after {SINCE}"
 
     def _exchanged_now(self, what: str) -> str | None:
-        """In words, the first one of which ``what`` is not as it was."""
+        """Return a description of the first exchanged parameter whose attribute ``what`` has changed, or None."""
         return next((text for name, w, text in self._wrapped.looks() if w == what and name in self._exchanged), None)
 
     def _trained_now(self) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What a pipeline was made from, in words: what ranks compare before they exchange anything that depends on it."""
+"""The facts that a pipeline was made from, as texts; ranks compare them before any exchange that depends on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Facts = dict[str, str]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one rank made its part from.
+    """The facts that one rank made its part from.
 
     Args:
         whole: the same on every rank.
@@ -26,9 +26,9 @@ class Fingerprint:
 
 
 def model_facts(model: nn.Module) -> Facts:
-    """Shape, dtype and ties of everything that the model holds.
+    """Return shape, dtype and ties of every parameter and buffer of the model.
 
-    A tied parameter says whether it is trained: the gradients of its copies are added.
+    A tied parameter includes whether it is trained, because the gradients of its copies are added.
     """
     facts = {}
     for kind, named in (
@@ -46,7 +46,7 @@ def model_facts(model: nn.Module) -> Facts:
 
 
 def stage_facts(module: nn.Module) -> Facts:
-    """Of the layers of one rank: the kinds of all modules, and which parameters are trained."""
+    """Return, for the layers of one rank, the types of all modules and which parameters are trained."""
     facts = {f"layer {name!r}": type(layer).__qualname__ for name, layer in module.named_modules() if name}
     for name, parameter in module.named_parameters():
         facts[f"parameter {name!r}"] = f"{_look(parameter)}{_frozen(parameter, 'parameter')}"
@@ -63,7 +63,7 @@ def kind_of(made: object) -> str:
 
 
 def settings_of(made: object) -> str:
-    """The arguments of a partial that can be compared in words."""
+    """Return the arguments of a partial that can be compared as text."""
     if not isinstance(made, functools.partial):
         return ""
     simple = (bool, int, float, str, tuple, type(None))
@@ -72,12 +72,12 @@ def settings_of(made: object) -> str:
 
 
 def differences(expected: Facts, found: Facts, first: str, second: str, *, at_most: int = 3) -> list[str]:
-    """Lines that say what differs between two ranks."""
+    """Return lines that describe the differences between two ranks."""
     names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     pairs = [(name, expected.get(name, "not there"), found.get(name, "not there")) for name in names]
     short = [f"{name}: {one} on {first}, {other} on {second}" for name, one, other in pairs if "\n" not in one + other]
     ranks = first, second
-    if not short:  # grids, which also differ where a number does
+    if not short:  # show grids only if nothing else differs: a grid also differs if a number does
         texts = [(f"{name} on {who}:", text) for name, *both in pairs for who, text in zip(ranks, both, strict=True)]
         return [line for title, text in texts for line in (title, *text.splitlines())]
     return [*short[:at_most], *([f"and {len(short) - at_most} more"] if len(short) > at_most else [])]

@@ -1,4 +1,4 @@
-"""Activations and gradients between ranks: posted in the order of the grid, waited for where they are read."""
+"""Activations and gradients between ranks: posted in the order of the grid, waited for when they are read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from pdlcheck.primitives.pipeline.cells import Cell
 
 __all__ = ["Form", "Messages", "form_of"]
 
-# backends on which sends and receives of a pair do not wait for one another; the last is that of pdlcheck.worlds.mpi
+# Backends whose sends and receives between two ranks do not wait for each other; the last is pdlcheck.worlds.mpi's.
 BOTH_WAYS = ("gloo", "mpi", "pdlcheck_mpi")
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a message looks like, agreed before the first one is sent.
+    """The form of a message; ranks agree on it before the first message is sent.
 
     Args:
         tensors: shape and dtype of each.
-        packed: the stage returns a tuple, even of one.
-        flagged: some of the tensors may get no gradient: a flag for each, at the end, says which have one.
+        packed: whether the stage returns a tuple, even of one tensor.
+        flagged: whether some of the tensors may get no gradient. The gradient message then ends with one flag for each
+            tensor.
     """
 
     tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -33,12 +34,12 @@ class Form:
     flagged: bool = field(default=False, compare=False)
 
     def gradients(self) -> Form:
-        """The form of the message that comes back: integers have no gradient."""
+        """Return the form of the gradient message. Integers have no gradient."""
         floating = tuple(one for one in self.tensors if one[1].is_floating_point or one[1].is_complex)
         return Form((*floating, ((len(floating),), torch.uint8)) if self.flagged else floating, True)
 
     def pack(self, gradients: Sequence[Tensor | None], device: torch.device) -> tuple[Tensor, ...]:
-        """The message that comes back; zeros stand in for None."""
+        """Return the gradient message; zeros replace None."""
         shapes = self.gradients().tensors[: len(gradients)]
         filled = tuple(
             torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
@@ -48,7 +49,7 @@ class Form:
         return (*filled, torch.tensor(flags, dtype=torch.uint8, device=device)) if self.flagged else filled
 
     def unpack(self, message: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients in a message that came back."""
+        """Return the gradients in a gradient message."""
         if not self.flagged:
             return list(message)
         *filled, flags = message
@@ -59,16 +60,16 @@ class Form:
 
 
 def form_of(tensors: Sequence[Tensor], packed: bool) -> Form:
-    """The form of these tensors."""
+    """Return the form of these tensors."""
     return Form(tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors), packed)
 
 
 class Messages:
-    """Sends and receives of one rank.
+    """The sends and receives of one rank.
 
     Args:
         group: the ranks of the pipeline.
-        device: where received tensors are to be.
+        device: the device of received tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -77,12 +78,12 @@ class Messages:
         self._inbox: dict[Cell, tuple[tuple[Tensor, ...], list[dist.Work]]] = {}
         self._sent: deque[tuple[list[dist.Work], Sequence[Tensor]]] = deque()
         self._most = max(8, 2 * dist.get_world_size(group))
-        # receives may be posted before the pass of their turn, so that messages arrive while it is computed
+        # With these backends, receives are posted before the pass of their turn, so that messages arrive during it.
         self.ahead = dist.get_backend(group) in BOTH_WAYS
 
     def post(self, tensors: Sequence[Tensor], target: int | None, receives: Sequence[tuple[Cell, int, Form]]) -> None:
-        """Post the send of ``tensors`` to the place ``target``, and receives, as one batch. Nothing is waited for."""
-        ops: list[dist.P2POp] = []  # receives first: in this order both directions of a link are in use at once
+        """Post the send of ``tensors`` to the place ``target``, and receives, as one batch. Do not wait for them."""
+        ops: list[dist.P2POp] = []  # receives first, so that both directions of a link are used at once
         group = self._group
         starts = []
         for _, source, form in receives:
@@ -91,7 +92,7 @@ class Messages:
             full = [buffer for buffer in buffers if buffer.numel()]
             ops += [dist.P2POp(dist.irecv, buffer, group=group, group_peer=source) for buffer in full]
         received = len(ops)
-        # a message without elements needs no sending: its form is known
+        # A tensor without elements is not sent, because its form is known.
         held = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors if tensor.numel()]
         if target is not None:
             ops += [dist.P2POp(dist.isend, tensor, group=group, group_peer=target) for tensor in held]
@@ -106,7 +107,7 @@ class Messages:
             self._wait_for_oldest()
 
     def take(self, cell: Cell) -> tuple[Tensor, ...]:
-        """The message that ``cell`` reads."""
+        """Wait for the message that ``cell`` reads, and return it."""
         buffers, works = self._inbox.pop(cell)
         for work in works:
             work.wait()

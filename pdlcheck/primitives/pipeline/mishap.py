@@ -1,4 +1,4 @@
-"""A pass that fails in the middle of a step, where ranks no longer agree: those that lose its rank read what it met."""
+"""The report of a pass that fails in the middle of a step. Ranks that lose the failed rank read its report."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pdlcheck.primitives.pipeline.cells import Cell
 
 __all__ = ["Mishap"]
 
-# in what gloo says where a rank has ended, or does not answer
+# Parts of gloo's error texts for a peer that has ended or does not answer.
 GONE = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting")
 
 
 class Mishap:
-    """What a rank met in a pass. It costs nothing until then: the rank leaves it in the store of the default group.
+    """The report of a rank about a failed pass, in the store of the default group. It costs nothing until a pass fails.
 
     Args:
-        name: of the pipeline, the same on all its ranks and another one for each pipeline.
-        group: the ranks of the pipeline; None where there is only this process.
+        name: the name of the pipeline, the same on all its ranks and different for each pipeline.
+        group: the ranks of the pipeline; None if there is only this process.
     """
 
     def __init__(self, name: str, group: dist.ProcessGroup | None) -> None:
@@ -28,18 +28,18 @@ class Mishap:
         self._place = None if group is None else dist.get_rank(group)
 
     def tell(self, error: Exception, cell: Cell) -> None:
-        """Note on ``error``, which this rank raises, where it was met, and leave both for the others."""
+        """Add a note of the place to ``error``, which this rank raises, and store both for the other ranks."""
         kind = "forward" if cell.kind == "F" else "backward"
         where = f"in the {kind} pass of micro-batch {cell.microbatch} through stage {cell.stage}"
         error.add_note(where)
         if self._place is None:
             return
         told = f"rank {self._place} of its group failed {where}: {type(error).__name__}: {error}"
-        with contextlib.suppress(Exception):  # its own error matters more
+        with contextlib.suppress(Exception):  # the rank's own error matters more
             _get_default_store().set(self._key, told)
 
     def behind(self, error: Exception) -> RuntimeError | None:
-        """What another rank met, where ``error`` says no more than that it is gone."""
+        """Return an error with another rank's report, if ``error`` only states that a rank is gone; otherwise None."""
         if self._place is None or not isinstance(error, RuntimeError):
             return None
         if not any(words in str(error) for words in GONE):

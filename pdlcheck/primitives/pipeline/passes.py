@@ -1,4 +1,4 @@
-"""The passes of one process in a step: carried out in the order of the grid, with the messages between them."""
+"""The passes of one process in a step, run in the order of the grid, with the messages between them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["Passes"]
 
 @dataclass
 class Passes:
-    """What carries out the turns of a process.
+    """The runner of the turns of one process.
 
     Args:
-        n_stages: of the whole pipeline.
-        stages: those of this process, by their index.
-        messages: to and from other ranks; None where there are none.
-        stashes: of ``"pipedream"``, by stage.
-        sync: averages the gradients of a stage over pipelines, before ``"pipedream"`` steps; None where there is one
+        n_stages: number of stages in the whole pipeline.
+        stages: the stages of this process, by their index.
+        messages: to and from other ranks; None if there are none.
+        stashes: the weight stashes of ``"pipedream"``, by stage.
+        sync: averages the gradients of a stage over pipelines, before a step of ``"pipedream"``; None if there is one
             pipeline.
-        mishap: tells others of a pass that fails.
+        mishap: reports a failed pass to other ranks.
     """
 
     n_stages: int
@@ -41,16 +41,16 @@ class Passes:
     stashes: Mapping[int, Stash]
     sync: Callable[[nn.Module, float], None] | None
     mishap: Mishap
-    _first: tuple[Cell, Form] | None = None  # a pass before forms were known, and what it returned
+    _first: tuple[Cell, Form] | None = None  # a pass before forms were known, and its form
 
     def run(self, turns: Sequence[Turn], work: Work, settle: Callable[[], float], *, eager: bool = False) -> float:
-        """Carry out ``turns``; returns what ``settle`` does.
+        """Run ``turns``; return the result of ``settle``.
 
         Args:
-            turns: of this process.
-            work: whose forms ``settle`` sets, where they are not known yet.
-            settle: hears of the other ranks, and raises if one of them cannot take the step.
-            eager: do the first pass before that.
+            turns: the turns of this process.
+            work: the step; ``settle`` sets its forms if they are not known yet.
+            settle: exchanges facts with the other ranks, and raises if one of them cannot take the step.
+            eager: run the first pass before ``settle``.
         """
         messages = self.messages
         handed: dict[Cell, Tensors] = {}
@@ -84,7 +84,7 @@ class Passes:
         if cell in handed:
             read = handed.pop(cell)
         elif cell.stage if cell.kind == "F" else cell.stage < self.n_stages - 1:
-            assert self.messages is not None  # all stages of this process hand over in memory
+            assert self.messages is not None  # the stages of this process pass their results in memory
             read = alarm.open(self.messages.take(cell), cell.microbatch, lambda: self._form(cell, work))
         result: Tensors = ()
         if not alarm.raised:
@@ -105,7 +105,7 @@ class Passes:
         ]
 
     def _form(self, reader: Cell, work: Work) -> Form:
-        """Of the message that ``reader`` reads."""
+        """Return the form of the message that ``reader`` reads."""
         returned = work.forms[work.samples[reader.microbatch]]
         if reader.kind == "F":
             return returned[reader.stage - 1]
@@ -136,7 +136,7 @@ class Passes:
             raise
 
     def _returned(self, cell: Cell, out: Any, work: Work) -> Tensors:
-        """The tensors of ``out``; ValueError where they are not of the form that other ranks wait for."""
+        """Return the tensors of ``out``. Raise ValueError if they have not the form that other ranks wait for."""
         tensors = tuple(tensor.detach() for tensor in as_tensors(out, f"stage {cell.stage}"))
         found = form_of(tensors, isinstance(out, tuple | list))
         if work.forms:
@@ -146,7 +146,7 @@ class Passes:
         return tensors
 
     def _require_first(self, work: Work) -> None:
-        """As soon as forms are known, and before anything is sent."""
+        """Check the form of the first pass, as soon as forms are known and before anything is sent."""
         if self._first is None:
             return
         cell, found = self._first
@@ -180,7 +180,7 @@ class Passes:
             raise
         if stash:
             stash.update(number)
-            if self.sync is not None and work.counts[number]:  # else all have gradients of zero
+            if self.sync is not None and work.counts[number]:  # otherwise the gradients of all ranks are zero
                 self.sync(stage.layers, work.weights[number])
             stash.step()
         return forms[cell.stage - 1].pack(result, stage.device) if cell.stage else ()

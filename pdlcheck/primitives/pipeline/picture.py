@@ -1,4 +1,4 @@
-"""A schedule as one self-contained SVG: a lane for each rank, time across, a box for each pass."""
+"""A schedule as one self-contained SVG: a lane for each rank, time from left to right, a box for each pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _COLOURS = {"F": ("#4e79a7", "#7ea3c8", "#a9c3dd", "#cfdeed"), "B": ("#4f9d52", 
 def save_schedule(schedule: Schedule, path: str | Path, *, forward: float = 1.0, backward: float = 2.0) -> Path:
     """Write a picture of ``schedule``: forward passes blue, backward passes green, paler for later stages of a rank.
 
-    Each pass begins as soon as its rank is free and what it reads has been made; messages take no time.
+    Each pass begins as soon as its rank is free and its inputs exist; messages take no time.
 
     Args:
         schedule: a valid one.
         path: ends in ``.svg``.
-        forward, backward: how long a pass takes, in one unit.
+        forward: the duration of a forward pass, in the same unit as ``backward``.
+        backward: the duration of a backward pass.
 
     Returns:
         ``path``.
@@ -44,7 +45,7 @@ def save_schedule(schedule: Schedule, path: str | Path, *, forward: float = 1.0,
 
 
 def times(schedule: Schedule, forward: float, backward: float) -> dict[Cell, tuple[int, float, float]]:
-    """Rank, start and end of every pass."""
+    """Return rank, start and end of every pass."""
     found: dict[Cell, tuple[int, float, float]] = {}
     free = [0.0] * schedule.n_ranks
     for _, rank, cell in schedule:

@@ -1,4 +1,4 @@
-"""What a rank does, step by step, with the messages that follow from the grid."""
+"""The program of one rank: its passes, step by step, with the messages that follow from the grid."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Turn:
     """One step of one rank.
 
     Args:
-        cell: the pass to do; None is an idle step.
-        sends: the rank that the pass's result goes to, if it is another one.
-        receives: passes of other ranks in this step whose results come here, with the cell that reads each and the
-            rank that did it.
+        cell: the pass to run; None is an idle step.
+        sends: the rank that gets the pass's result, if it is another one.
+        receives: passes of other ranks in this step whose results this rank gets: the cell that reads each, and the
+            rank that ran it.
     """
 
     cell: Cell | None
@@ -26,18 +26,18 @@ class Turn:
 
 
 def consumer(cell: Cell, n_stages: int) -> Cell | None:
-    """The cell of the next stage, forwards or backwards, that reads what ``cell`` makes."""
+    """Return the cell of the next stage, forward or backward, that reads the result of ``cell``."""
     stage = cell.stage + (1 if cell.kind == "F" else -1)
     return Cell(stage, cell.kind, cell.microbatch) if 0 <= stage < n_stages else None
 
 
 def program(schedule: Schedule, rank: int) -> list[Turn]:
-    """The turns of ``rank``.
+    """Return the turns of ``rank``.
 
-    In each step a rank does its pass first. Then it posts, together, the send of its result and the receives of what
-    others made for it in the same step. So any two ranks post the messages between them in the same order, which is
-    all that a backend without tags asks for; and since a pass reads only what earlier steps made, and nobody waits
-    for a send before the end, no step waits for a later one, whether sends are buffered or not.
+    In each step a rank runs its pass first. Then it posts, together, the send of its result and the receives of the
+    results that others made for it in the same step. So any two ranks post the messages between them in the same order;
+    a backend without tags needs no more. No step waits for a later one, whether sends are buffered or not. The reasons:
+    a pass reads only results of earlier steps, and no rank waits for a send before the end.
     """
     n_stages, places = schedule.n_stages, schedule.stage_ranks
     turns = []
@@ -62,7 +62,7 @@ def program(schedule: Schedule, rank: int) -> list[Turn]:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The forward passes of ``schedule``, in their order, without the steps that are left empty."""
+    """Return the forward passes of ``schedule``, in their order, without empty steps."""
     rows = [[cell if cell is not None and cell.kind == "F" else None for cell in row] for row in schedule.rows]
     busy = [step for step in range(schedule.n_steps) if any(row[step] for row in rows)]
     return Schedule(f"{schedule.name}, forward", tuple(tuple(row[step] for step in busy) for row in rows))

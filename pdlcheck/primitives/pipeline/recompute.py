@@ -1,4 +1,4 @@
-"""Activation recomputation: keep what a forward pass started from, and run it again when its backward pass comes."""
+"""Activation recomputation: keep the starting state of a forward pass, and run it again before its backward pass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Recipe", "start_recipe"]
 
 @dataclass
 class Recipe:
-    """What a forward pass started from, besides its inputs and the weights.
+    """The starting state of a forward pass, besides its inputs and the weights.
 
     Args:
-        random: state of the random numbers of the CPU.
-        random_cuda: and of the stage's own GPU.
-        buffers: copies of the module's buffers: the second pass must neither see nor repeat what the first one did
-            to them, such as the running statistics of batch norm.
-        loss_buffers: the same of the loss.
+        random: state of the CPU's random numbers.
+        random_cuda: state of the random numbers of the stage's own GPU.
+        buffers: copies of the module's buffers. The second pass must neither read nor repeat the changes of the first
+            one, such as the running statistics of batch norm.
+        loss_buffers: copies of the loss's buffers.
         autocast: dtype of ``torch.autocast`` on the stage's device; None if it was off.
-        targets: of the last stage.
+        targets: the targets, on the last stage.
     """
 
     random: Tensor
@@ -38,7 +38,7 @@ class Recipe:
 
     @contextmanager
     def again(self, module: nn.Module, device: torch.device) -> Iterator[Values]:
-        """As it was when the pass started; afterwards random numbers go on as if nothing had happened.
+        """Restore the starting state of the pass; afterwards, random numbers continue as if nothing had happened.
 
         Yields:
             The buffers to run with.
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def start_recipe(module: nn.Module, loss: object, device: torch.device) -> Recipe:
-    """Note what a forward pass of ``module``, and of ``loss`` if it has one, is about to start from.
+    """Record the starting state of a forward pass of ``module``, and of ``loss`` if it is a module.
 
     Source: T. Chen et al., "Training deep nets with sublinear memory cost" (2016).
     """

@@ -1,4 +1,4 @@
-"""The schedules: GPipe, 1F1B, interleaved 1F1B and PipeDream, each as the order in which a rank does its passes."""
+"""The schedules GPipe, 1F1B, interleaved 1F1B and PipeDream, each as the order of a rank's passes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ __all__ = ["SCHEDULES", "gpipe", "interleaved_1f1b", "one_f_one_b", "pipedream"]
 
 
 def gpipe(n_stages: int, n_microbatches: int) -> Schedule:
-    """All forward passes, then all backward passes: every rank holds ``n_microbatches`` activations at its peak.
+    """Return the schedule that runs all forward passes, then all backward passes.
+
+    Every rank holds ``n_microbatches`` activations at its peak.
 
     Args:
         n_stages: one on each rank.
         n_microbatches: parts of a batch.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument is below 1.
 
     Example:
         >>> print(gpipe(2, 2))
@@ -27,8 +29,8 @@ def gpipe(n_stages: int, n_microbatches: int) -> Schedule:
         rank 0  F0  F1   .   .  B0  B1
         rank 1   .  F0  F1  B0  B1   .
 
-    Source: Y. Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism",
-    NeurIPS (2019).
+    Source: Y. Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", NeurIPS
+    (2019).
     """
     _require("gpipe", n_stages, n_microbatches)
     orders = [
@@ -39,33 +41,33 @@ def gpipe(n_stages: int, n_microbatches: int) -> Schedule:
 
 
 def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
-    """Forward passes fill the pipeline, then each rank does one backward and one forward pass in turn.
+    """Return the schedule in which each rank, once the pipeline is full, alternates backward and forward passes.
 
-    Takes as long as GPipe; stage ``s`` holds at most ``n_stages - s`` activations, however many micro-batches there
-    are.
+    It takes as long as GPipe. Stage ``s`` holds at most ``n_stages - s`` activations, for any number of micro-batches.
 
     Args:
-        n_stages, n_microbatches: as in :func:`gpipe`.
+        n_stages: as in :func:`gpipe`.
+        n_microbatches: as in :func:`gpipe`.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument is below 1.
 
     Example:
         >>> [one_f_one_b(3, 8).peak_live(rank) for rank in range(3)]
         [3, 2, 1]
 
-    Source: D. Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP (2019); with
-    a flush after every batch as in S. Fan et al., "DAPPLE", PPoPP (2021).
+    Source: D. Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP (2019); with a
+    flush after every batch as in S. Fan et al., "DAPPLE", PPoPP (2021).
     """
     _require("one_f_one_b", n_stages, n_microbatches)
     return lay_out("1f1b", [_one_f_one_b(stage, n_stages, n_microbatches) for stage in range(n_stages)])
 
 
 def interleaved_1f1b(n_ranks: int, n_microbatches: int, *, stages_per_rank: int = 2) -> Schedule:
-    """1F1B with several stages on each rank: rank ``r`` has stages ``r``, ``r + n_ranks``, ...
+    """Return 1F1B with several stages on each rank: rank ``r`` has stages ``r``, ``r + n_ranks``, ...
 
-    The pipeline fills with passes that are ``stages_per_rank`` times shorter, so that the ranks idle for less of the
-    step, at the cost of as many times more messages.
+    The pipeline fills with passes that are ``stages_per_rank`` times shorter. So the ranks idle for less of the step,
+    and send ``stages_per_rank`` times more messages.
 
     Args:
         n_ranks: ranks in the pipeline.
@@ -73,14 +75,14 @@ def interleaved_1f1b(n_ranks: int, n_microbatches: int, *, stages_per_rank: int 
         stages_per_rank: 1 is :func:`one_f_one_b`.
 
     Raises:
-        ValueError: an argument below 1, or ``n_microbatches`` is no multiple of ``n_ranks``.
+        ValueError: an argument is below 1, or ``n_microbatches`` is not a multiple of ``n_ranks``.
 
     Example:
         >>> interleaved_1f1b(2, 4).stage_ranks
         (0, 1, 0, 1)
 
-    Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
-    SC (2021).
+    Source: D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC
+    (2021).
     """
     _require("interleaved_1f1b", n_ranks, n_microbatches, of_stages="n_ranks")
     require_at_least("interleaved_1f1b", "stages_per_rank", stages_per_rank, 1)
@@ -110,17 +112,17 @@ def interleaved_1f1b(n_ranks: int, n_microbatches: int, *, stages_per_rank: int 
 
 
 def pipedream(n_stages: int, n_microbatches: int) -> Schedule:
-    """The order of 1F1B, with a step of the optimizer after every backward pass: nobody waits for a batch to end.
+    """Return the order of 1F1B, with an optimizer step after every backward pass: no rank waits for the end of a batch.
 
-    The forward pass of micro-batch ``i`` in stage ``s`` uses weights that have had ``max(0, i - (n_stages - s) + 1)``
-    updates; its backward pass uses the same, stashed, and its update is applied to the latest.
+    The forward pass of micro-batch ``i`` in stage ``s`` uses weights after ``max(0, i - (n_stages - s) + 1)`` updates.
+    Its backward pass uses the same weights, stashed, and its update is applied to the latest weights.
 
     Args:
         n_stages: one on each rank.
-        n_microbatches: each takes a step of its own.
+        n_microbatches: each takes an optimizer step.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument is below 1.
 
     Example:
         >>> pipedream(2, 4).asynchronous

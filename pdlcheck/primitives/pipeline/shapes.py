@@ -1,4 +1,4 @@
-"""The forms of messages, found out before the first one is sent; stages that do not fit are seen then."""
+"""The forms of messages, found before the first one is sent; stages that do not fit each other are detected then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdlcheck.primitives.pipeline.stage import LossError, Stage, as_tensors, lea
 
 __all__ = ["Forms", "find_forms"]
 
-Forms = dict[int, list[Form]]  # by the samples of a micro-batch: what each stage returns
+Forms = dict[int, list[Form]]  # by the samples of a micro-batch: the form of each stage's output
 
 
 def find_forms(
@@ -34,24 +34,24 @@ def find_forms(
     *,
     unsaid: bool = False,
 ) -> Forms:
-    """Run every stage, and the loss, once on zeros, one after the other, and tell all ranks what stages return.
+    """Run every stage, and the loss, once on zeros, one after the other, and send the forms of outputs to all ranks.
 
-    A stage that writes its inputs in place gets copies of them from then on. Where a stage does not use one of its
-    inputs, that gets no gradient: messages to the stages before it are flagged.
+    A stage that writes its inputs in place gets copies of them from then on. If a stage does not use one of its inputs,
+    that input gets no gradient; messages to the stages before it are flagged.
 
-    Weights, buffers, gradients and random numbers stay as they are.
+    Weights, buffers, gradients and random numbers do not change.
 
     Args:
-        stages: those of this rank.
-        schedule: says which rank has which stage.
+        stages: the stages of this rank.
+        schedule: gives the rank of each stage.
         inputs: on the rank of stage 0, the form of a micro-batch of each number of samples.
         targets: on the rank of the last stage, a micro-batch's targets for each number of samples, or None.
-        group: the ranks; None where all stages are here.
-        unsaid: nothing says that the loss is a mean, which it is taken for.
+        group: the ranks; None if all stages are here.
+        unsaid: whether no argument states that the loss is a mean, although it is treated as one.
 
     Raises:
-        ValueError: on all ranks, if a stage fails; says which, on what, and who gave it that. If the loss is not one
-            number, or adds over samples and nothing says so.
+        ValueError: on all ranks. A stage fails; the text names the stage, its input and the source of the input. Or the
+            loss is not one number, or it adds over samples and no argument states so.
     """
     forms: Forms = {}
     before: Mapping[int, Form] = inputs
@@ -63,7 +63,7 @@ def find_forms(
                 found = [{n: _try(stages[index], form, targets.get(n), unsaid) for n, form in before.items()}]
             except LossError as error:
                 found = [str(error)]
-            except Exception as error:  # whatever the user's layers raise is told to everyone
+            except Exception as error:  # any error of the user's layers is sent to all ranks
                 shown = ", ".join(str(form) for form in dict.fromkeys(before.values()))
                 source = "the inputs" if not index else f"what stage {index - 1} returns"
                 text = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -81,11 +81,11 @@ def find_forms(
 
 
 def _try(stage: Stage, form: Form, targets: Any, unsaid: bool) -> tuple[Form, bool]:
-    """What the stage returns, and whether it leaves an input unused."""
-    with torch.inference_mode(False), torch.enable_grad():  # its tensors do not know whether they are written
+    """Return the form of the stage's output, and whether the stage leaves an input unused."""
+    with torch.inference_mode(False), torch.enable_grad():  # inference tensors count no writes
         zeros = [torch.zeros(shape, dtype=dtype, device=stage.device) for shape, dtype in form.tensors]
         leaves = [leaf_of(tensor) for tensor in zeros]
-        inputs = tuple(leaf.clone() for leaf in leaves)  # which may be written
+        inputs = tuple(leaf.clone() for leaf in leaves)  # a clone may be written
     before = versions(inputs)
     targets = moved(targets, stage.device)
     buffers, of_loss = buffers_of(stage.layers), buffers_of(stage.loss)
@@ -106,14 +106,14 @@ def _try(stage: Stage, form: Form, targets: Any, unsaid: bool) -> tuple[Form, bo
 
 
 def _adds(loss: Any, out: Any, targets: Any, value: float) -> bool:
-    """Whether ``loss`` doubles, from ``value``, where every sample comes twice."""
+    """Return whether ``loss`` doubles, from ``value``, if every sample occurs twice."""
     if not value or not math.isfinite(value):
         return False
-    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # which may count its calls
+    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # a loss may count its calls
     try:
         with torch.no_grad():
             double = float(own(tree_map(_twice, out), tree_map(_twice, targets)))
-    except Exception:  # it may want its own number of samples: then nothing is known
+    except Exception:  # the loss may need a fixed number of samples; then the answer is unknown
         return False
     return abs(double - 2 * value) <= 1e-3 * abs(value)
 

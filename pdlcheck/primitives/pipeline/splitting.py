@@ -1,4 +1,4 @@
-"""Where to cut a sequential model into stages: by layers, by parameters, or by measured time."""
+"""The split of a sequential model into stages: by layers, by parameters, or by measured time."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def split_model(
     by: Literal["layers", "parameters", "time"] | Sequence[int] = "parameters",
     sample: Any = None,
 ) -> list[list[str]]:
-    """The names of the layers of each stage: stages are runs of layers, and the costliest is as cheap as can be.
+    """Return the layer names of each stage: stages are runs of layers, and the largest cost is as small as possible.
 
-    No communication: give every rank the same model, and where ranks measure times, let one of them decide.
+    No communication: give every rank the same model. If times are measured, let one rank decide for all.
 
     Args:
         model: its children are the layers.
         n_stages: at least 1, at most as many as there are layers.
-        by: what a layer costs: ``"layers"``, 1; ``"parameters"``, their number; ``"time"``, seconds of a forward
-            and a backward pass of ``sample``. A layer without parameters stays with the one before it, unless layers
-            are counted. Or the positions of the layers with which stages 1, 2, ... begin.
+        by: the cost of a layer. ``"layers"``: 1. ``"parameters"``: their number. ``"time"``: seconds of a forward and a
+            backward pass of ``sample``. A layer without parameters stays with the one before it, except with
+            ``"layers"``. Or a list: the positions of the layers with which stages 1, 2, ... begin.
         sample: input for ``"time"``.
 
     Returns:
         For each stage the names of its layers.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``.
-        ValueError: fewer layers than stages; a stage would have no parameters; positions that do not rise; ``"time"``
-            without ``sample``.
+        TypeError: ``model`` is not an ``nn.Sequential``.
+        ValueError: there are fewer layers than stages; a stage would have no parameters; positions do not rise;
+            ``"time"`` is given without ``sample``.
 
     Example:
         >>> from torch import nn
@@ -83,10 +83,10 @@ def split_model(
 
 
 def layer_names(model: nn.Module) -> Layers:
-    """The layers of a sequential model with their names, one that is used twice twice.
+    """Return the layers of a sequential model with their names. A layer that is used twice appears twice.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``.
+        TypeError: ``model`` is not an ``nn.Sequential``.
         ValueError: it has no layers.
     """
     if not isinstance(model, nn.Sequential):
@@ -94,7 +94,7 @@ def layer_names(model: nn.Module) -> Layers:
             f"a pipeline takes an nn.Sequential, got {type(model).__name__}; "
             "put its layers into one, in the order in which they are called"
         )
-    # named_children leaves out a layer that comes twice
+    # named_children lists a layer that occurs twice only once.
     layers = list(zip(model._modules, model, strict=True))
     if not layers:
         raise ValueError("a pipeline needs layers, got an empty nn.Sequential")
@@ -102,9 +102,9 @@ def layer_names(model: nn.Module) -> Layers:
 
 
 def layer_times_s(model: nn.Sequential, sample: Any, *, rounds: int = 3) -> list[float]:
-    """Seconds that each layer takes for a forward and a backward pass of ``sample``, the best of ``rounds``.
+    """Return the seconds that each layer takes for a forward and a backward pass of ``sample``, the best of ``rounds``.
 
-    Gradients and random numbers are left as they were; buffers are not (running statistics see ``sample``).
+    Gradients and random numbers do not change. Buffers do (running statistics include ``sample``).
 
     Raises:
         ValueError: no ``sample``.
@@ -132,7 +132,7 @@ def layer_times_s(model: nn.Sequential, sample: Any, *, rounds: int = 3) -> list
 
 
 def split_costs(costs: Sequence[float], n_parts: int) -> list[int]:
-    """The first position of each of ``n_parts`` runs, not empty, such that the largest sum is as small as can be.
+    """Return the first positions of ``n_parts`` non-empty runs whose largest sum is as small as possible.
 
     Example:
         >>> split_costs([5, 1, 1, 1, 5], 3)
@@ -142,7 +142,7 @@ def split_costs(costs: Sequence[float], n_parts: int) -> list[int]:
     for cost in costs:
         sums.append(sums[-1] + cost)
     count = len(costs)
-    # best[k][i]: the largest sum when the first i are cut into k + 1 runs; cut[k][i]: where the last one begins
+    # best[k][i]: the largest sum if the first i costs are cut into k + 1 runs; cut[k][i]: the start of the last run
     best = [sums[:]]
     cut = [[0] * (count + 1)]
     for parts in range(1, n_parts):
@@ -162,7 +162,7 @@ def split_costs(costs: Sequence[float], n_parts: int) -> list[int]:
 
 
 def _runs(layers: Layers) -> list[int]:
-    """Where a layer with parameters stands; those before the first one belong to it."""
+    """Return the positions of layers with parameters. Layers before the first one belong to its run."""
     found = [position for position, (_, layer) in enumerate(layers) if _numel(layer)]
     return [0, *found[1:]] if found else []
 
@@ -189,7 +189,7 @@ def _leaves(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return packed_as(value, [_leaves(one) for one in value])
     value = value.detach()
-    # a clone, because a layer that works in place may not write a leaf
+    # A clone, because a layer that works in place must not write a leaf.
     return value.requires_grad_().clone() if value.is_floating_point() else value
 
 

@@ -1,4 +1,4 @@
-"""One stage: its layers, the passes of micro-batches through them, and what is kept between a pass and its reverse."""
+"""One stage: its layers, the passes of micro-batches through them, and the state between a pass and its reverse."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Weights = Mapping[str, Tensor]
 
 
 class LossError(ValueError):
-    """A loss returned something other than one number."""
+    """Raised if a loss returns something other than one number."""
 
 
 @dataclass
 class Live:
-    """What a micro-batch leaves in a stage until its backward pass.
+    """The state of a micro-batch in a stage until its backward pass.
 
     Args:
-        inputs: as the layers read them; their gradients go to the stage before.
-        roots: where the backward pass starts: the outputs, or the loss alone.
-        packed: True if the stage before gave a tuple.
-        recipe: how to make ``roots`` anew, where they were not kept.
-        weights: the weights of the forward pass, where they are not the module's own.
+        inputs: as the layers read them; their gradients go to the previous stage.
+        roots: the start of the backward pass: the outputs, or the loss alone.
+        packed: whether the previous stage sent a tuple.
+        recipe: the starting state to compute ``roots`` again, if they were not kept.
+        weights: the weights of the forward pass, if they are not the module's own.
     """
 
     inputs: Tensors
@@ -49,12 +49,12 @@ class Stage:
 
     Args:
         index: counted from 0.
-        layers: called one after the other, each with what the one before returned, as ``nn.Sequential`` does.
-        device: where they are.
-        loss: of the last stage, ``loss(outputs, targets)``; None elsewhere.
+        layers: called one after the other, each with the output of the previous one, as in ``nn.Sequential``.
+        device: the device of the layers.
+        loss: ``loss(outputs, targets)`` on the last stage; None on the others.
         recompute: keep inputs instead of activations, and run the forward pass again before each backward pass.
-        copies: the layers write their inputs, and get copies of them.
-        reached: a backward pass has had something to go through.
+        copies: whether the layers write their inputs, and so get copies of them.
+        reached: whether a backward pass has gone through the stage.
     """
 
     index: int
@@ -79,14 +79,14 @@ class Stage:
         keep: bool = True,
         keep_outputs: bool = False,
     ) -> Any:
-        """Send ``inputs`` through the layers; returns what they return.
+        """Send ``inputs`` through the layers; return their output.
 
         Args:
-            microbatch: under which the pass is kept.
+            microbatch: the number under which the pass is kept.
             inputs: on the device of the stage.
-            packed: give them to the first layer as a tuple, even where there is only one.
-            targets: of the last stage; without them there is no loss.
-            weights: to use instead of the parameters, by name.
+            packed: pass them to the first layer as a tuple, even if there is only one.
+            targets: the targets, on the last stage; without them there is no loss.
+            weights: tensors to use in place of the parameters, by name.
             keep: whether a backward pass will follow.
             keep_outputs: keep detached outputs in ``outputs``.
         """
@@ -120,11 +120,12 @@ class Stage:
         """Run the reverse pass of ``microbatch``; gradients of the parameters are added to their ``grad``.
 
         Args:
-            gradients: of each root that is floating point, None where nothing used it; of the loss, how much it
-                counts.
+            microbatch: the number of the micro-batch.
+            gradients: the gradient of each floating-point root, None if no stage used the root; for the loss, its
+                weight.
 
         Returns:
-            The gradient of every floating-point input; None where the layers did not use it. Nothing in stage 0.
+            The gradient of every floating-point input; None if the layers did not use it. Nothing in stage 0.
         """
         kept = self.live.pop(microbatch)
         roots = kept.roots
@@ -142,23 +143,27 @@ class Stage:
         return [tensor.grad for tensor in kept.inputs if tensor.requires_grad] if self.index else []
 
     def skip(self, microbatch: int) -> list[Tensor | None]:
-        """As :meth:`backward` where the loss does not count: a mean over nothing is no number, its gradient is zero."""
+        """Replace :meth:`backward` for a micro-batch whose loss has no weight; its gradients are zero.
+
+        The mean loss over no targets is NaN, so a backward pass would spread NaN.
+        """
         kept = self.live.pop(microbatch)
         inputs = [tensor for tensor in kept.inputs if tensor.requires_grad] if self.index else []
-        if kept.weights is None:  # others of the batch count
+        if kept.weights is None:  # the other micro-batches of the batch give the gradients
             return [None] * len(inputs)
-        for weight in kept.weights.values():  # other stages get zeros, and step with them
+        for weight in kept.weights.values():  # the optimizer steps with zeros, as in other stages
             weight.grad = torch.zeros_like(weight, dtype=gradient_dtype(weight))
         return [torch.zeros_like(tensor) for tensor in inputs]
 
     def loss_of(self, outputs: Any, targets: Any, buffers: Values | None = None) -> Tensor:
-        """The loss of a micro-batch; LossError where it is not one number, whose share in the batch's is known.
+        """Return the loss of a micro-batch. Raise LossError unless it is one number, whose share in the batch is known.
 
         Args:
-            outputs, targets: of the micro-batch.
-            buffers: to use instead of those of the loss, by name; it keeps its own as they are.
+            outputs: the outputs of the micro-batch.
+            targets: the targets of the micro-batch.
+            buffers: tensors to use in place of the loss's buffers, by name; its own buffers do not change.
         """
-        assert self.loss is not None  # the caller has looked
+        assert self.loss is not None  # the caller checks it
         found: object
         if buffers and isinstance(self.loss, nn.Module):
             found = call_with(self.loss, buffers, outputs, targets)
@@ -173,7 +178,7 @@ class Stage:
         )
 
     def clear(self) -> None:
-        """Forget everything that passes left behind."""
+        """Discard the state of all passes."""
         self.live.clear()
         self.losses.clear()
         self.outputs.clear()
@@ -181,7 +186,7 @@ class Stage:
     def _run(
         self, inputs: Tensors, packed: bool, targets: Any, weights: Values | None, of_loss: Values | None = None
     ) -> tuple[Any, Tensors]:
-        # a leaf that requires a gradient must not be written, nor what a second pass reads
+        # Layers must write neither a leaf that requires a gradient nor the inputs of a second pass.
         if self.copies:
             inputs = tuple(tensor.clone() for tensor in inputs)
         x: Any = inputs if packed else inputs[0]
@@ -192,7 +197,7 @@ class Stage:
 
 
 def as_tensors(value: Any, who: str) -> Tensors:
-    """A tensor, or a tuple or list of them, as a tuple; TypeError for anything else."""
+    """Return a tensor, or a tuple or list of them, as a tuple. Raise TypeError for anything else."""
     tensors = tuple(value) if isinstance(value, tuple | list) else (value,)
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
@@ -209,7 +214,7 @@ def versions(tensors: Tensors) -> list[int]:
 
 
 def leaf_of(tensor: Tensor) -> Tensor:
-    """The same without a graph, and a gradient of its own if it can have one."""
+    """Return the tensor without its graph, with a gradient of its own if it can have one."""
     tensor = tensor.detach()
     return tensor.requires_grad_() if tensor.is_floating_point() or tensor.is_complex() else tensor
 

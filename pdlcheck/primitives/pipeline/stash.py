@@ -1,4 +1,4 @@
-"""Weight stashing: the backward pass of a micro-batch uses the weights of its forward pass, whatever came between."""
+"""Weight stashing: the backward pass of a micro-batch uses the weights of its forward pass, despite later updates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Stash", "weight_versions"]
 
 
 def weight_versions(schedule: Schedule, stage: int, *, vertical_sync: bool = False) -> list[int]:
-    """For each micro-batch, the number of updates that the weights of its passes in ``stage`` have had.
+    """Return, for each micro-batch, the number of updates that the weights of its passes in ``stage`` have had.
 
     Args:
         schedule: an asynchronous one.
-        stage: whose weights.
+        stage: the stage of the weights.
         vertical_sync: every stage uses the version that stage 0 had when the micro-batch entered the pipeline.
 
     Example:
@@ -42,14 +42,15 @@ def weight_versions(schedule: Schedule, stage: int, *, vertical_sync: bool = Fal
 
 
 class Stash:
-    """The versions of one stage's weights that micro-batches under way still need.
+    """The versions of one stage's weights that current micro-batches still need.
 
-    A version is copied when an update would overwrite it and a pass still needs it; the latest is the module's own.
+    A version is copied if an update would overwrite it while a pass still needs it. The latest version is the module's
+    own.
 
     Args:
         module: its parameters are the latest version.
         optimizer: makes the optimizer of these parameters.
-        versions: of :func:`weight_versions`.
+        versions: the result of :func:`weight_versions`.
     """
 
     def __init__(self, module: nn.Module, optimizer: Callable[[list[Tensor]], Optimizer], versions: list[int]) -> None:
@@ -59,21 +60,21 @@ class Stash:
         self.start()
 
     def start(self) -> None:
-        """Before the first micro-batch: no updates yet."""
+        """Reset the stash before the first micro-batch: no updates yet."""
         self._updates = 0
         self._kept: dict[int, dict[str, Tensor]] = {}
         self._needed = Counter(self._versions)
         self.peak = 1
 
     def weights(self, microbatch: int) -> Mapping[str, Tensor]:
-        """The weights for both passes of ``microbatch``: copies, because its backward pass may come after updates."""
+        """Return the weights for both passes of ``microbatch``: copies, as its backward pass may come after updates."""
         version = self._versions[microbatch]
         if version not in self._kept:
             self._keep(version)
         return self._kept[version]
 
     def update(self, microbatch: int) -> None:
-        """Move the gradients of ``microbatch``'s backward pass to the latest weights; call :meth:`step` then."""
+        """Move the gradients of ``microbatch``'s backward pass to the latest weights. Call :meth:`step` afterwards."""
         version = self._versions[microbatch]
         for name, weight in self._kept[version].items():
             self._params[name].grad, weight.grad = weight.grad, None
@@ -82,7 +83,7 @@ class Stash:
             del self._kept[version]
 
     def step(self) -> None:
-        """Let the optimizer take a step, after what it overwrites has been copied if it is still needed."""
+        """Take a step of the optimizer, after copying the current weights if a pass still needs them."""
         if self._needed[self._updates] and self._updates not in self._kept:
             self._keep(self._updates)
         self._optimizer.step()
@@ -98,6 +99,6 @@ class Stash:
 def _copy(parameter: Tensor) -> Tensor:
     with torch.no_grad():
         copied = parameter.detach().clone().requires_grad_()
-    if hasattr(parameter, "grad_dtype"):  # not every torch has it
+    if hasattr(parameter, "grad_dtype"):  # older versions of torch do not have it
         copied.grad_dtype = parameter.grad_dtype
     return copied

@@ -1,4 +1,4 @@
-"""A parameter that several stages share, such as the embedding of the first and the last: one, in several copies."""
+"""A parameter that several stages share, such as the embedding of the first and the last stage, as several copies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Tie:
     """One tied parameter.
 
     Args:
-        name: in the model, where it stands first.
-        copies: by the place of their rank in the group, the copies in this process: one, or all of them.
-        places: of all ranks that have a copy, in rising order.
+        name: its first name in the model.
+        copies: the copies in this process, one or all of them, by the place of their rank in the group.
+        places: the places of all ranks that have a copy, in rising order.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Tie:
 
 
 def share_tied_values(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> None:
-    """Give every copy the value of the first one, so that copies start alike."""
+    """Set every copy to the value of the first one, so that copies start equal."""
     for tie in ties:
         first = tie.places[0]
         with torch.no_grad():
@@ -48,10 +48,10 @@ def share_tied_values(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> N
 
 
 def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> None:
-    """Replace the gradient of every copy by the sum over all copies, added in one order: equal bit for bit.
+    """Replace the gradient of every copy by the sum over all copies, added in the same order: equal bit for bit.
 
     Each rank with a copy sends its part to the others: two messages for the usual pair of stages. A flag at the end of
-    a message says whether the rank has a gradient; where no copy has one, all keep None.
+    a message states whether the rank has a gradient. If no copy has one, all keep None.
     """
     ties = [tie for tie in ties if next(iter(tie.copies.values())).requires_grad]
     parts: list[dict[int, Tensor]] = []
@@ -67,7 +67,7 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
                     receives.append(dist.P2POp(dist.irecv, held[other], group=group, group_peer=other))
                     sends.append(dist.P2POp(dist.isend, part, group=group, group_peer=other))
         parts.append(held)
-    _exchange([*receives, *sends])  # in this order both directions of a link are in use at once
+    _exchange([*receives, *sends])  # receives first, so that both directions of a link are used at once
     for tie, held in zip(ties, parts, strict=True):
         for copy in tie.copies.values():
             total = torch.zeros(copy.numel() + 1, dtype=gradient_dtype(copy), device=copy.device)
@@ -77,11 +77,11 @@ def sum_tied_gradients(ties: Sequence[Tie], group: dist.ProcessGroup | None) -> 
 
 
 def _flagged(copy: nn.Parameter) -> Tensor:
-    """The gradient, flat, and 1 behind it; zeros where there is none."""
+    """Return the gradient, flat, followed by 1; zeros if there is no gradient."""
     dtype = gradient_dtype(copy)
     if copy.grad is None:
         return torch.zeros(copy.numel() + 1, dtype=dtype, device=copy.device)
-    grad = copy.grad.to_dense().to(dtype)  # that of an embedding may be sparse
+    grad = copy.grad.to_dense().to(dtype)  # an embedding may have a sparse gradient
     return torch.cat([grad.flatten(), grad.new_ones(1)])
 
 

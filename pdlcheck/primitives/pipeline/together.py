@@ -1,4 +1,4 @@
-"""All ranks build their stages, and all raise what one of them could not do, or did otherwise."""
+"""The building of stages on all ranks; all ranks raise if one of them fails or differs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SPLIT = "split"
 
 @dataclass(frozen=True)
 class Peers:
-    """Whom a process builds with.
+    """The ranks with which a process builds its pipeline.
 
     Args:
-        group: the ranks of the pipeline; None where there is only this process.
-        data_group: the ranks of other pipelines with the same stages; None where there are none.
+        group: the ranks of the pipeline; None if there is only this process.
+        data_group: the ranks of other pipelines with the same stages; None if there are none.
     """
 
     group: dist.ProcessGroup | None
     data_group: dist.ProcessGroup | None
 
     def require_apart(self) -> None:
-        """ValueError where ``data_group`` has no place for this rank, or has others of its own pipeline."""
+        """Raise ValueError if ``data_group`` does not contain this rank, or contains others of its own pipeline."""
         if self.data_group is None:
             return
         if dist.get_rank(self.data_group) < 0:
@@ -50,11 +50,19 @@ class Peers:
 
     @property
     def is_first(self) -> bool:
-        """The first rank of the first pipeline: it decides what only one can."""
+        """Return whether this is the first rank of the first pipeline. That rank decides for all."""
         return all(group is None or not dist.get_rank(group) for group in (self.group, self.data_group))
 
     def agree(self, fingerprint: Fingerprint, decided: T, error: Exception | None) -> T:
-        """What the first rank has decided; raises, the same on all ranks, what is wrong or different on one of them."""
+        """Return the decision of the first rank.
+
+        Raise on all ranks the same error if one of them has an error or a different fingerprint.
+
+        Args:
+            fingerprint: the facts of this rank.
+            decided: the decision of this rank; only that of the first rank counts.
+            error: the error of this rank, or None.
+        """
         siblings = None if self.data_group is None else dist.get_process_group_ranks(self.data_group)
         known = {"data_group": "not given" if siblings is None else f"of {len(siblings)} ranks", **fingerprint.whole}
         own = exchange((replace(fingerprint, whole=known), decided, siblings), error, self.group)
@@ -63,7 +71,7 @@ class Peers:
             problem = _data_groups([found.whole for found, _, _ in own.values])
         data_groups = [siblings for _, _, siblings in own.values]
         if self._are_all(data_groups):
-            # a rank without a data_group cannot be heard in it
+            # A rank without a data_group cannot report a problem in one, so the exchange is over all ranks.
             problem = exchange(None, problem, dist.group.WORLD).first_error
             if problem is not None:
                 raise problem from error
@@ -89,7 +97,7 @@ class Peers:
 
     @property
     def _ranks(self) -> list[int]:
-        """Of the pipeline, in the order of its group."""
+        """Return the global ranks of the pipeline, in the order of its group."""
         if self.group is not None:
             return dist.get_process_group_ranks(self.group)
         return [dist.get_rank() if dist.is_initialized() else 0]
@@ -107,7 +115,7 @@ def build_together(
     devices: Sequence[torch.device | str | None],
     peers: Peers,
 ) -> Built:
-    """Build on every rank of all pipelines, and raise on all of them what one could not do, or does otherwise."""
+    """Build on every rank of all pipelines. Raise on all of them if one rank fails or builds something different."""
     _, misfit = _attempt(peers.require_apart)
     if misfit is not None:
         peers = replace(peers, data_group=None)
@@ -118,12 +126,12 @@ def build_together(
     positions = "'layers', 'parameters' or positions"
     whole = {SPLIT: positions, **found.whole}
     token = peers.agree(replace(found, whole=whole), uuid.uuid4().hex, misfit or error)
-    assert built is not None  # else there was an error
+    assert built is not None  # agree() raises if there was an error
     return replace(built, token=token)
 
 
 def _measured(request: Request, n_ranks: int, peers: Peers, misfit: Exception | None) -> Request:
-    """The positions of a split by time: one rank measures, because no two clocks agree."""
+    """Return the request with the positions of a split by time. One rank measures, because no two clocks agree."""
 
     def measure() -> list[int]:
         n_stages = make_schedule(request, n_ranks).n_stages
@@ -132,14 +140,14 @@ def _measured(request: Request, n_ranks: int, peers: Peers, misfit: Exception | 
 
     found, error = _attempt(measure) if peers.is_first else (None, None)
     positions = peers.agree(Fingerprint({SPLIT: "'time'"}), found, misfit or error)
-    assert positions is not None  # else there was an error
+    assert positions is not None  # agree() raises if there was an error
     return replace(request, split=positions)
 
 
 def _attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
         return do(), None
-    except Exception as error:  # of any kind: others wait for what this rank says
+    except Exception as error:  # any kind of error, because the other ranks wait for this rank's result
         return None, error
 
 

@@ -1,4 +1,4 @@
-"""Passes of a step that comes to nothing leave no trace: neither in random numbers nor in running statistics."""
+"""The undo of a failed step: its passes change neither random numbers nor running statistics."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Place = tuple[nn.Module, str]
 
 @dataclass
 class Undo:
-    """The way back to how the layers of this process were when :meth:`note` was called.
+    """The state of this process's layers at the last :meth:`note`, and its restoration.
 
-    Only buffers that passes write are copied in each step; which they are is learned in steps that copy all of them,
-    and later, where the version of one tells. That is not enough: batch norm writes its statistics without counting.
+    Each step copies only the buffers that passes write. They are detected in steps that copy all buffers, and later by
+    a changed version. Versions alone are not enough: batch norm writes its statistics without counting a version.
 
     Args:
-        modules: the layers, and the loss if that is a module.
-        device: where they are.
+        modules: the layers, and the loss if it is a module.
+        device: the device of the layers.
     """
 
     modules: nn.ModuleList
@@ -34,12 +34,12 @@ class Undo:
     _versions: dict[Place, tuple[int, int]] = field(default_factory=dict)
 
     def look(self) -> bytes:
-        """See which parts there are; returns which of them are in training mode."""
+        """Record the current parts of the modules; return which of them are in training mode."""
         self._parts = [*self.modules.modules()]
         return bytes(part.training for part in self._parts)
 
     def note(self, *, everything: bool) -> None:
-        """Note how it is before the first pass of a step, after :meth:`look`.
+        """Copy the state before the first pass of a step, after :meth:`look`.
 
         Args:
             everything: copy all buffers, for :meth:`learn`.
@@ -59,13 +59,13 @@ class Undo:
                 self._kept[place] = buffer, None if buffer is None else buffer.detach().clone()
 
     def learn(self) -> None:
-        """See which buffers the step has written."""
+        """Record which buffers the step has written."""
         for place, (buffer, value) in self._kept.items():
             if place not in self._written and not _is_still(place, buffer, value):
                 self._written.add(place)
 
     def go_back(self) -> None:
-        """Make it so again."""
+        """Restore the state of the last :meth:`note`."""
         if self._random is not None:
             torch.set_rng_state(self._random)
         if self._random_cuda is not None:
@@ -80,7 +80,7 @@ class Undo:
 
 
 def _is_still(place: Place, buffer: Tensor | None, value: Tensor | None) -> bool:
-    """Whether ``buffer`` is at its place, and has its ``value``."""
+    """Return whether ``buffer`` is at its place and has its ``value``."""
     part, name = place
     if part._buffers.get(name) is not buffer:
         return False
@@ -88,5 +88,5 @@ def _is_still(place: Place, buffer: Tensor | None, value: Tensor | None) -> bool
         return True
     try:
         return torch.equal(buffer, value)
-    except RuntimeError:  # torch does not compare sparse ones, say
+    except RuntimeError:  # torch cannot compare some tensors, such as sparse ones
         return False

@@ -1,4 +1,4 @@
-"""Whether a schedule can be carried out; an invalid one is shown as a grid with the wrong cells marked."""
+"""The validation of schedules; an invalid one is shown as a grid with the wrong cells marked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def require_valid_schedule(schedule: Schedule, *, max_live: int | Sequence[int] 
 
 
 def _once(schedule: Schedule) -> dict[Cell, Place]:
-    """Where each cell stands; every one that there should be is there, and only once."""
+    """Return the place of each cell. Raise ValueError unless every required cell occurs exactly once."""
     places: dict[Cell, Place] = {}
     for step, rank, cell in schedule:
         if cell in places:
@@ -63,7 +63,8 @@ def _once(schedule: Schedule) -> dict[Cell, Place]:
         places[cell] = rank, step
     if not places:
         raise ValueError(f"{schedule.name}: the schedule is empty")
-    for cell, (rank, step) in places.items():  # first, as a mistyped number misses a micro-batch that nobody wanted
+    # Pairs come first: a mistyped number adds a micro-batch by mistake, and its other cells would be missing too.
+    for cell, (rank, step) in places.items():
         other = Cell(cell.stage, "B" if cell.kind == "F" else "F", cell.microbatch)
         if other not in places:
             text = f"{other} is missing, {cell} is there on rank {rank} in step {step}"
@@ -76,7 +77,7 @@ def _once(schedule: Schedule) -> dict[Cell, Place]:
 
 
 def _require_together(schedule: Schedule, places: Mapping[Cell, Place]) -> None:
-    """A stage is where most of its cells are."""
+    """Raise ValueError if the cells of a stage are on two ranks. The rank with most of them counts as the right one."""
     homes: dict[int, Counter[int]] = {}
     for cell, (rank, _) in places.items():
         homes.setdefault(cell.stage, Counter())[rank] += 1

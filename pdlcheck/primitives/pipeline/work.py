@@ -1,4 +1,4 @@
-"""What one step works on: the parts of its batch, and what is known of them."""
+"""The work of one step: the parts of its batch, and the facts known about them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["Work", "form_of_batch", "leaves_of"]
 
 @dataclass
 class Work:
-    """One step under way.
+    """One step in progress.
 
     Args:
         parts: the inputs of stage 0, a tuple of tensors for each micro-batch.
-        packed: the user gave a tuple.
-        targets: of each micro-batch, on the last stage.
-        shares: how much each micro-batch's loss counts in the batch's.
-        sources: tensors of the batch that have a graph, each with the leaf that stands for it: micro-batches cannot
-            all go back through one graph.
-        samples: in each micro-batch; known once the ranks agree.
-        weights: how much each micro-batch counts beside those of other pipelines, where each of them is a step.
-        counts: whether each micro-batch counts in any pipeline.
+        packed: whether the user passed a tuple.
+        targets: the targets of each micro-batch, on the last stage.
+        shares: the share of each micro-batch's loss in the batch's loss.
+        sources: tensors of the batch that have a graph, each with the leaf that replaces it. Several micro-batches
+            cannot all go back through one graph.
+        samples: number of samples in each micro-batch; known after the ranks agree.
+        weights: the weight of each micro-batch beside those of other pipelines, if each micro-batch is a step.
+        counts: whether each micro-batch has a weight in any pipeline.
         backward: whether a backward pass will follow.
-        keep_outputs: whether the last stage's outputs are wanted.
-        forms: of messages, by the samples of a micro-batch; known once the ranks agree.
-        alarm: of a step that is tried as the one before.
+        keep_outputs: whether the last stage keeps its outputs.
+        forms: the forms of messages, by the samples of a micro-batch; known after the ranks agree.
+        alarm: the alarm of a step that is tried as a repetition of the previous one.
     """
 
     parts: list[Tensors]
@@ -52,7 +52,7 @@ class Work:
 
 
 def leaves_of(batch: Any, sources: list[tuple[Tensor, Tensor]]) -> Any:
-    """The batch with leaves for tensors that have a graph, which are noted in ``sources``."""
+    """Return the batch with leaves in place of tensors that have a graph; add both to ``sources``."""
     if not isinstance(batch, Tensor):
         return packed_as(batch, [leaves_of(one, sources) for one in batch])
     if batch.grad_fn is None:
@@ -63,4 +63,5 @@ def leaves_of(batch: Any, sources: list[tuple[Tensor, Tensor]]) -> Any:
 
 
 def form_of_batch(batch: Any) -> Form:
+    """Return the form of a batch: a tensor, or a tuple of tensors."""
     return form_of((batch,), False) if isinstance(batch, Tensor) else form_of(batch, True)

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, wherever in the group they are."""
+"""Gradient clipping by the norm of all gradients in the group, including sharded ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["clip_grad_norm"]
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 WIDE = (torch.float64, torch.complex128)
-# Equal gradients have norms that differ by the order of adding alone, about 1e-6 in float32.
+# Norms of equal gradients differ only by the order of addition, by about 1e-6 in float32.
 SAME_NORM = 1e-4
 
 
@@ -33,30 +33,30 @@ def clip_grad_norm(
     agree: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Scale all gradients of all ranks by one factor, so that their norm together is at most ``max_norm``.
+    """Scale all gradients of all ranks by one factor, so that their total norm is at most ``max_norm``.
 
-    Call it on every rank, after the gradients are synchronised and unscaled. The factor is that of
-    ``torch.nn.utils.clip_grad_norm_`` in one process that holds every gradient once: ``max_norm / (norm + 1e-6)``,
-    at most 1. Norms of float16 and bfloat16 gradients are taken in float32, and a norm whose squares overflow float32
-    is taken again in float64: it is infinite only if a gradient is.
+    Call it on every rank, after the gradients are synchronised and unscaled. The factor equals that of
+    ``torch.nn.utils.clip_grad_norm_`` in one process that holds every gradient once: ``max_norm / (norm + 1e-6)``, at
+    most 1. Norms of float16 and bfloat16 gradients are computed in float32. A norm whose squares overflow float32 is
+    computed again in float64, so it is infinite only if a gradient is.
 
-    One all_gather of 48 bytes from each rank; on a GPU the host waits for the norm. Gradients that need no clipping are
-    not touched.
+    The cost is one all_gather of 48 bytes from each rank; on a GPU the host waits for the norm. Gradients that need no
+    clipping are not modified.
 
     Args:
-        parameters: a module, a tensor or tensors; those whose gradient is None have norm 0. One that is listed twice
-            (tied weights) counts once.
+        parameters: a module, a tensor or tensors. A parameter whose gradient is None has norm 0. A parameter that is
+            listed twice (tied weights) counts once.
         max_norm: above 0; ``math.inf`` only measures.
-        norm_type: above 0, ``math.inf`` for the largest element; the same on every rank, as ``max_norm`` is.
-        sharded: False where every rank holds the same, synchronised gradients. True where each holds elements of its
-            own (pipeline stages, ZeRO): a rank may have none. Or those of ``parameters`` that are sharded, while the
-            others are the same on every rank, as DTensors are (FSDP2, tensor parallel): each rank knows their whole
-            norm.
-        copies: sharded ones that another rank counts, such as the second copy of an embedding that the first and the
-            last stage share: scaled, not counted.
-        error_if_nonfinite: raise, on every rank, where the norm is infinite or not a number.
-        agree: False sends nothing, as torch's own function: only where nothing is sharded, and gradients that were
-            not synchronised, or arguments that differ between ranks, are then not seen.
+        norm_type: above 0, ``math.inf`` for the largest element; the same on every rank, like ``max_norm``.
+        sharded: False if every rank holds the same, synchronised gradients. True if each rank holds different elements
+            (pipeline stages, ZeRO); a rank may have none. Or a list of the sharded ``parameters``; the others are then
+            the same on every rank. DTensors (FSDP2, tensor parallel) count as the same on every rank, because each rank
+            gets their whole norm.
+        copies: sharded parameters that another rank counts, such as the second copy of an embedding that the first and
+            the last stage share. They are scaled, not counted.
+        error_if_nonfinite: raise, on every rank, if the norm is infinite or NaN.
+        agree: False sends nothing, like torch's own function. It is allowed only if nothing is sharded. Gradients that
+            were not synchronised, or arguments that differ between ranks, are then not detected.
         group: the ranks over which parameters are sharded; ``None`` is the default group.
 
     Returns:
@@ -66,9 +66,9 @@ def clip_grad_norm(
     Raises:
         TypeError: something other than tensors is to be clipped.
         ValueError: ``max_norm`` or ``norm_type`` is not above 0, or differs between ranks; no rank has a parameter; a
-            sparse gradient; a DTensor as sharded; ``sharded`` or ``copies`` name a tensor that is not clipped;
-            gradients that should be the same on every rank have different norms; ``agree=False`` beside ``sharded``.
-            On every rank if on one.
+            gradient is sparse; a sharded parameter is a DTensor; ``sharded`` or ``copies`` names a tensor that is not
+            clipped; gradients that should be the same on every rank have different norms; ``agree=False`` is given with
+            ``sharded``. If one rank raises, every rank does.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
 
     Example:
@@ -106,7 +106,7 @@ def clip_grad_norm(
             + ", ".join(f"rank {rank}: {row[4] or row[5]:g}" for rank, row in zip(who.ranks, rows, strict=True))
         )
     norm = torch.tensor(total, dtype=torch.float64, device=found.grads[0].device if found.grads else None)
-    if found.grads and max_norm != math.inf and not max_norm / (total + 1e-6) >= 1:  # also where it is not a number
+    if found.grads and max_norm != math.inf and not max_norm / (total + 1e-6) >= 1:  # true for NaN too
         wide = total > FLOAT32_MAX or any(grad.dtype in WIDE for grad in found.grads)
         for parameters_ in _apart(found.parameters):
             nn.utils.clip_grads_with_norm_(parameters_, max_norm, norm if wide else norm.float())  # twice as fast
@@ -115,7 +115,14 @@ def clip_grad_norm(
 
 @dataclass(frozen=True)
 class Found:
-    """What this rank holds: each parameter once, gradients that are not empty, their norms: its own, every rank's."""
+    """The parameters of this rank, each once, their non-empty gradients, and two norms.
+
+    Args:
+        parameters: each parameter once.
+        grads: the gradients that are not empty.
+        own: the norm of the sharded gradients that this rank counts.
+        common: the norm of the gradients that are the same on every rank.
+    """
 
     parameters: list[Tensor]
     grads: list[Tensor]
@@ -132,7 +139,7 @@ def _look(
     ranks: Sequence[int],
 ) -> Found:
     for argument, value in (("max_norm", max_norm), ("norm_type", norm_type)):
-        if not value > 0:  # also where it is not a number
+        if not value > 0:  # true for NaN too
             raise ValueError(f"clip_grad_norm needs {argument} above 0, got {argument}={value}")
     if isinstance(parameters, Tensor):
         parameters = [parameters]
@@ -177,7 +184,7 @@ def _look(
 
 
 def _norm(grads: Sequence[Tensor], norm_type: float) -> float:
-    """The norm of all elements of tensors that are not empty, in float32 or the wider dtype of the gradients."""
+    """Return the norm of all elements of non-empty tensors, in float32 or the wider dtype of the gradients."""
     low = [grad for grad in grads if grad.dtype in LOW_PRECISION]
     wide = [grad for grad in grads if grad.dtype not in LOW_PRECISION]
     norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in low]
@@ -190,15 +197,15 @@ def _norm(grads: Sequence[Tensor], norm_type: float) -> float:
 
 
 def _apart(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """DTensors and others, which torch does not scale, or take the norm of, in one call."""
+    """Return DTensors and other tensors in separate lists: torch cannot scale or measure both in one call."""
     sharded = [tensor for tensor in tensors if hasattr(tensor, "to_local")]
     return [some for some in (sharded, [t for t in tensors if not hasattr(t, "to_local")]) if some]
 
 
 def _combined(norms: Sequence[float], norm_type: float) -> float:
-    """The norm of parts whose norms are given; the largest is taken out, so that no power overflows.
+    """Return the norm of parts with the given norms. The largest one is factored out, so that no power overflows.
 
-    With the infinite norm parts below the largest become 0, and any number of largest ones has the root 1.
+    With the infinite norm, parts below the largest become 0, and the root of the number of largest parts is 1.
     """
     largest = max(norms, default=0.0)
     if any(math.isnan(norm) for norm in norms):
@@ -209,7 +216,7 @@ def _combined(norms: Sequence[float], norm_type: float) -> float:
 
 
 def _require_agreement(rows: Rows, who: Members) -> None:
-    """What every rank must have alike; decided on the same rows, so that all raise or none does."""
+    """Raise ValueError if the ranks differ. Every rank decides on the same rows, so all ranks raise or none does."""
     for column, argument in ((1, "max_norm"), (2, "norm_type")):
         if len({row[column] for row in rows}) > 1:
             raise ValueError(f"clip_grad_norm got another {argument} on every rank: {_listed(rows, column, who)}")

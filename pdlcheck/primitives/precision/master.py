@@ -1,4 +1,4 @@
-"""float32 copies of weights in low precision, for steps that low precision would swallow."""
+"""float32 copies of low-precision weights, for steps too small for the low precision."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["MasterWeights"]
 
 
 class MasterWeights:
-    """Weights that the optimizer steps, in float32; the model computes with their rounded values.
+    """The weights that the optimizer updates, in float32; the model computes with their rounded values.
 
-    A bfloat16 weight of 1 has neighbours at 0.996 and 1.008: a step of 0.001 leaves it where it is, and a thousand of
-    them do. Their sum arrives in the float32 copy, and from there in the model. Costs 4 bytes a parameter, and 4 more
-    for its gradient. Parameters of float32 or float64 are their own masters: their gradients add up until the
-    optimizer's ``zero_grad()``, which a model that has some needs in each step.
+    A bfloat16 weight of 1 has neighbours at 0.996 and 1.008. A step of 0.001 does not change it, nor do a thousand such
+    steps. The float32 copy holds their sum and passes it to the model. The cost is 4 bytes for each parameter, and 4
+    more for its gradient. Parameters of float32 or float64 are their own masters. Their gradients add up until the
+    optimizer's ``zero_grad()``, so a model that has some needs it in each step.
 
-    No communication: synchronise what :meth:`parameters` gives, or the model before :meth:`take_gradients`.
+    No communication: synchronise the result of :meth:`parameters`, or the model before :meth:`take_gradients`.
 
     Args:
-        module_or_params: a module, a tensor or tensors, whose weights, each once; frozen ones are left out. For groups
-            of parameters with options of their own make masters of each group.
+        module_or_params: a module, a tensor or tensors with the weights. Each weight counts once; frozen ones are left
+            out. For parameter groups with different options, make masters of each group.
 
     Raises:
         TypeError: something other than tensors.
@@ -66,13 +66,14 @@ class MasterWeights:
         ]
 
     def parameters(self) -> list[Tensor]:
-        """The masters, in the order of the parameters: what the optimizer is made of."""
+        """Return the masters, in the order of the parameters; make the optimizer from them."""
         return list(self._masters)
 
     def take_gradients(self) -> None:
-        """Move the gradients of the model to the masters, in float32, in the place of what these have.
+        """Move the gradients of the model to the masters, in float32, and replace the masters' gradients.
 
-        After backward, after the last one where gradients are accumulated, before unscaling and clipping.
+        Call it after backward, before unscaling and clipping. With gradient accumulation, call it after the last
+        backward.
         """
         for weight, master in self._pairs():
             master.grad = None if weight.grad is None else weight.grad.float()
@@ -80,20 +81,20 @@ class MasterWeights:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Round the masters into the model. After the step."""
+        """Round the masters into the model. Call it after the step."""
         for weight, master in self._pairs():
             weight.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
-        """The masters by position; the model's own state has lost their last digits."""
+        """Return the masters by position. The model's own state does not have their last digits."""
         return {"masters": [master.detach().clone() for master in self._masters]}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the masters of ``state`` and round them into the model.
+        """Load the masters of ``state`` and round them into the model.
 
         Raises:
-            ValueError: they are those of another model, or no masters; nothing is changed.
+            ValueError: ``state`` holds the masters of another model, or no masters; nothing is changed.
         """
         if "masters" not in state:
             raise ValueError("MasterWeights got a state without 'masters'; pass what state_dict() gave")

@@ -1,4 +1,4 @@
-"""What each rank found, told to every rank, so that all decide alike and nobody is left waiting."""
+"""Rows of numbers that every rank shares, so that all ranks decide alike and none is left waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = list[list[float]]
 
 
 def gather_rows(row: Sequence[float], who: Members) -> Rows:
-    """The row of every rank, in the order of the group; all rows are equally long. One all_gather, in float64."""
+    """Return the rows of all ranks, in the order of the group; all are equally long. One all_gather, in float64."""
     own = torch.tensor(list(row), dtype=torch.float64, device=wire_device(who.group))
     everyone = [torch.empty_like(own) for _ in who.ranks]
     dist.all_gather(everyone, own, group=who.group)
@@ -24,12 +24,12 @@ def gather_rows(row: Sequence[float], who: Members) -> Rows:
 
 
 def raise_everywhere(caller: str, problem: Exception | None, rows: Rows, who: Members) -> None:
-    """Raise the same on every rank if one of them has a problem: that of the first one; sends nothing where none has.
+    """Raise the error of the first rank with a problem on every rank. If no rank has one, send nothing.
 
     Args:
-        caller: whom the message is about.
-        problem: what this rank found wrong, None if nothing.
-        rows: gathered; the first value of a row is not 0 on a rank that has a problem.
+        caller: the name of the calling function, for the error text.
+        problem: the error of this rank, or None.
+        rows: the gathered rows; the first value of a row is not 0 on a rank that has a problem.
         who: the ranks of ``rows``.
     """
     if any(row[0] for row in rows):

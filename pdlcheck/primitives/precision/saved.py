@@ -1,4 +1,4 @@
-"""How much memory a forward pass keeps for its backward pass."""
+"""The memory that a forward pass keeps for its backward pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["saved_activation_bytes"]
 
 
 def saved_activation_bytes(module: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes that ``forward`` keeps for backward, without the parameters of ``module``. No communication.
+    """Return the bytes that ``forward`` keeps for backward, without the parameters of ``module``. No communication.
 
-    Memory that several operations keep counts once, with all the elements that any of them sees. The casts of weights
-    that autocast makes do count: they are kept too.
+    Memory that several operations keep counts once, with all elements that any of them uses. Casts of weights by
+    autocast count, because they are kept too.
 
     Args:
-        module: its parameters and buffers are there anyway and do not count.
-        forward: called once, under the autocast that is to be measured.
+        module: its parameters and buffers exist in any case and do not count.
+        forward: called once; uses the autocast settings to measure.
 
     Returns:
         Bytes of the tensors that autograd saved.

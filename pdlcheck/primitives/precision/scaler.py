@@ -1,4 +1,4 @@
-"""A loss scaler whose ranks skip a step together and keep one scale."""
+"""A loss scaler whose ranks skip steps together and keep one scale."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ SELF = "DistributedGradScaler"
 
 
 class DistributedGradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler`` for ranks that see different gradients: if one overflows, no rank steps.
+    """``torch.amp.GradScaler`` for ranks with different gradients: if a gradient of one rank overflows, no rank steps.
 
-    torch's own looks at the gradients of its own rank. With gradients synchronised before that, as by DDP, every rank
-    sees the overflow; where each holds others (pipeline stages, ZeRO, sharded parameters, gradients that are
-    synchronised after :meth:`unscale_`) the ranks part: some step, some do not, and the scales differ from then on.
+    torch's scaler checks only the gradients of its own rank. That is enough if gradients are synchronised before, as by
+    DDP: every rank then detects the overflow. It fails if the ranks hold different gradients: pipeline stages, ZeRO,
+    sharded parameters, or gradients that are synchronised after :meth:`unscale_`. Then some ranks step and others do
+    not, and their scales differ from then on.
 
-    One all_gather of 64 bytes from each rank for each :meth:`unscale_`, explicit or by :meth:`step`; it carries the
-    scale too, so that scales that differ already (a checkpoint loaded on one rank) are an error and not a
-    wrong gradient. On a GPU the host waits for it. A rank without any gradient, or one that never called
-    :meth:`scale` because a later stage computes the loss, takes part like the others.
+    The cost is one all_gather of 64 bytes from each rank for each :meth:`unscale_`, called directly or by :meth:`step`.
+    The message also carries the scale. So scales that already differ (a checkpoint loaded on one rank) cause an error
+    instead of a wrong gradient. On a GPU the host waits for the message. A rank without any gradient takes part like
+    the others, and so does one that never called :meth:`scale` because a later stage computes the loss.
 
     ``state_dict()`` is that of torch's scaler, numbers only; save it once and load it on every rank.
 
     Args:
-        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch. ``enabled=False`` for
-            bfloat16; such a scaler does nothing and sends nothing.
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch. Use ``enabled=False``
+            for bfloat16; such a scaler does nothing and sends nothing.
         group: the ranks that step together; ``None`` is the default group.
 
     Raises:
-        ValueError: from :meth:`unscale_` and :meth:`step`, on every rank: float16 gradients (their parameters should be
-            float32, see :class:`MasterWeights`), ranks whose scales or factors differ, or no loss that was ever scaled.
-        RuntimeError: ``unscale_`` is called twice between two ``update()``.
+        ValueError: from :meth:`unscale_` and :meth:`step`, on every rank: gradients are float16 (their parameters
+            should be float32, see :class:`MasterWeights`), the ranks' scales or factors differ, or no loss was scaled
+            on any rank.
+        RuntimeError: ``unscale_`` is called twice between two calls of ``update()``.
 
     Example:
         >>> def stages():
@@ -71,16 +73,16 @@ class DistributedGradScaler(torch.amp.GradScaler):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._group = group
-        self._scaled = False  # this rank has scaled a loss
-        self._overflow: dict[int, bool] = {}  # of optimizers that are unscaled: a gradient of some rank overflowed
+        self._scaled = False  # whether this rank has scaled a loss
+        self._overflow: dict[int, bool] = {}  # by unscaled optimizer: whether a gradient of any rank overflowed
 
     def scale(self, outputs: Any) -> Any:
-        """``outputs``, a tensor or several, times the scale."""
+        """Return ``outputs``, a tensor or several, times the scale."""
         self._scaled = True
         return super().scale(outputs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of ``optimizer`` by the scale, and learn whether those of any rank overflowed."""
+        """Divide the gradients of ``optimizer`` by the scale, and exchange whether those of any rank overflowed."""
         if not self.is_enabled():
             return
         who = members(SELF, self._group)
@@ -92,7 +94,7 @@ class DistributedGradScaler(torch.amp.GradScaler):
             super().unscale_(optimizer)
         except (RuntimeError, ValueError) as error:
             problem = error
-        # The one place that touches what torch's scaler keeps for itself; FSDP's scaler does the same.
+        # This is the only place that uses a private attribute of torch's scaler; FSDP's scaler does the same.
         found: dict[torch.device, Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         overflow = any(bool(flag) for flag in found.values())
         state = self.state_dict()
@@ -105,14 +107,14 @@ class DistributedGradScaler(torch.amp.GradScaler):
         found[device] = torch.full((), float(self._overflow[id(optimizer)]), device=device)
 
     def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float, **keywords: Any) -> Tensor:
-        """Unscale the gradients of ``optimizer`` unless that is done, then clip them by the norm of all ranks.
+        """Unscale the gradients of ``optimizer`` if necessary, then clip them by the norm of all ranks.
 
-        Where a gradient overflowed, nothing is clipped, as the step is skipped: the norm is inf then.
+        If a gradient overflowed, nothing is clipped, because the step is skipped; the norm is then inf.
 
         Args:
-            optimizer: whose gradients.
+            optimizer: the optimizer whose gradients are clipped.
             max_norm: above 0.
-            keywords: of :func:`clip_grad_norm`.
+            **keywords: passed to :func:`clip_grad_norm`.
 
         Returns:
             The norm before clipping, the same on every rank.
@@ -125,13 +127,13 @@ class DistributedGradScaler(torch.amp.GradScaler):
         return clip_grad_norm(parameters, max_norm, **{"group": self._group, **keywords})
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """``optimizer.step()`` on every rank, or on none if a gradient of any rank overflowed."""
+        """Call ``optimizer.step()`` on every rank, or on none if a gradient of any rank overflowed."""
         if self.is_enabled() and "closure" not in kwargs and id(optimizer) not in self._overflow:
-            self.unscale_(optimizer)  # before torch does: it lets fused optimizers look at their own rank alone
+            self.unscale_(optimizer)  # before torch does: torch lets fused optimizers check only their own rank
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """The scale of the next step, from what all ranks found: the same on each."""
+        """Set the scale of the next step from the overflows of all ranks, so that it is the same on each rank."""
         super().update(new_scale)
         self._overflow.clear()
 

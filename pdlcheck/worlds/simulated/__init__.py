@@ -1,4 +1,4 @@
-"""The simulated cluster."""
+"""The simulated world: ranks are threads of this process."""
 
 from pdlcheck.worlds.simulated.world import SimulatedRanks, SimulatedWorld
 

@@ -1,4 +1,4 @@
-"""What a simulated world measures: the traffic of its last run, and its times if somebody wants them."""
+"""The measurements of a simulated world: the traffic of its last run and, if requested, its times."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["Measures"]
 
 
 class Measures:
-    """Begins with each run anew.
+    """The measurements of one world. Every run starts them anew.
 
     Args:
-        topology, timeline: see :class:`pdlcheck.worlds.simulated.SimulatedWorld`.
+        topology: see :class:`pdlcheck.worlds.simulated.SimulatedWorld`.
+        timeline: see :class:`pdlcheck.worlds.simulated.SimulatedWorld`.
 
     Attributes:
-        runs: how many there have been.
+        runs: the number of runs.
     """
 
     def __init__(self, topology: Topology | None, timeline: bool) -> None:
@@ -33,14 +34,18 @@ class Measures:
         self.forget()
 
     def forget(self) -> None:
-        """As if there had been no run."""
+        """Discard the measurements of the last run, as if there had been no run."""
         self._slow: dict[int, Slow] = {}
         self._traffic: Traffic | None = None
         self._recorder: Recorder | None = None
         self._timeline: Timeline | None = None
 
     def check(self, world_size: int, faults: Iterable[object]) -> dict[int, Slow]:
-        """Return the slow ranks among the faults; raise ``ValueError`` where they or the topology do not fit."""
+        """Return the slow ranks among the faults.
+
+        Raises:
+            ValueError: the faults or the topology do not fit the world.
+        """
         if self.topology is not None:
             self.topology.check(world_size)
         slow: dict[int, Slow] = {}
@@ -57,7 +62,7 @@ class Measures:
         return slow
 
     def begin(self, network: Network, faults: Iterable[object]) -> None:
-        """A run starts."""
+        """Start the measurements of a run."""
         self.runs += 1
         world_size = len(network.scheduler.ranks)
         self._slow = self.check(world_size, faults)
@@ -65,24 +70,39 @@ class Measures:
             network.recorder = Recorder(world_size, {rank: fault.factor for rank, fault in self._slow.items()})
 
     def end(self, network: Network) -> None:
-        """A run has ended, well or not."""
+        """Keep the measurements of a run that has ended, with or without an error."""
         self._traffic, self._recorder, self._timeline = network.traffic, network.recorder, None
         network.recorder = None
 
     def check_slowed(self) -> None:
-        """After a run that went well: raise ``Inconclusive`` where a slow rank had nothing to be slow at."""
+        """Check, after a run that succeeded, that each slow rank had computations to slow down.
+
+        Raises:
+            Inconclusive: a slow rank had none.
+        """
         for rank, fault in self._slow.items():
             if self._recorder is not None and rank not in self._recorder.slowed:
                 raise Inconclusive(f"{fault} did not come about: the rank does not call pdlcheck.clock.compute")
 
     @property
     def traffic(self) -> Traffic:
+        """Return the traffic of the last run.
+
+        Raises:
+            RuntimeError: there was no run yet.
+        """
         if self._traffic is None:
             raise RuntimeError("world.traffic is about the last run, and there was none; call world.run first")
         return self._traffic
 
     @property
     def timeline(self) -> Timeline:
+        """Return the timeline of the last run.
+
+        Raises:
+            Unsupported: the world keeps no times.
+            RuntimeError: there was no run yet.
+        """
         if not self.wanted:
             raise Unsupported(
                 'this world keeps no times: get_world("sim", topology=Topology(intra=Link(...))) for seconds, or '

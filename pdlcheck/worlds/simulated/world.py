@@ -1,4 +1,4 @@
-"""A cluster inside this process: ranks are threads under a scheduler, found deadlocks are exact."""
+"""The simulated world: ranks are threads under a scheduler, and the detection of deadlocks is exact."""
 
 from __future__ import annotations
 
@@ -51,35 +51,37 @@ from pdlcheck.worlds.watch import Traffic, declare_wrappers
 __all__ = ["SimulatedWorld"]
 
 _AT_LEAST_S = 0.1
-_LATER = 1_000_000  # the death of a rank is no cause beside a failure of a survivor's own
+_LATER = 1_000_000  # orders the death of a rank after every failure of a survivor
 _one_cluster_at_a_time = threading.RLock()
-_open_clusters: set[int] = set()  # by thread: the lock would let one thread in twice
+_open_clusters: set[int] = set()  # ids of threads, because the reentrant lock lets one thread in twice
 
 
 class SimulatedWorld:
-    """Runs functions on simulated ranks.
+    """The world ``sim``: ranks are threads of this process, and one of them runs at a time.
 
     Args:
-        seed: of the random streams of the ranks; they are the same under every schedule.
-        schedule: who goes on at each switch point, as ``--schedule`` takes it: ``first``, ``random`` (from ``seed``),
-            ``random:7``, ``pct:7,3``, ``replay:4r1-17r0``; or a schedule itself. Each run begins with it anew.
-        semantics: what the network does where the rules leave a choice; a :class:`Semantics` or the name of a profile.
-        faults: what the ranks suffer (:mod:`pdlcheck.faults`). If all survivors return, so does the run, with the
-            ``RankDied`` or ``RankStalled`` in the place of the value of a rank that was lost. A fault that did not
-            come about is ``Inconclusive``.
-        topology: what messages cost on the virtual clock; gives :attr:`timeline` in seconds.
-        timeline: keep a :attr:`timeline` also without a topology, in steps.
-        own_globals: modules, or packages, whose globals each rank has for itself, as a process would; the others are
-            shared. Ranks begin with what the controller has, and keep their own as long as they are open.
-        comm_wrappers: modules, or packages, through which the program communicates: reports show the lines that call
-            them. Those of well-known frameworks are known.
-        device: the kind of device that ``device`` of pytest names on ranks, ``cpu`` or ``cuda``, which must be there
-            then. Tensors of either may be sent.
+        seed: the seed of the ranks' random streams. The streams are the same under every schedule.
+        schedule: the rule that chooses the next rank at each switch point. Pass a name that ``--schedule`` takes:
+            ``first``, ``random`` (uses ``seed``), ``random:7``, ``pct:7,3``, ``replay:4r1-17r0``; or a schedule itself.
+            Every run starts it anew.
+        semantics: the choices that torch's rules leave open; a :class:`Semantics` or the name of a profile.
+        faults: the faults injected into the ranks (:mod:`pdlcheck.faults`). If all survivors return, the run returns as
+            well. The value of a lost rank is then its ``RankDied`` or ``RankStalled``. A fault that did not come about
+            raises ``Inconclusive``.
+        topology: the cost of messages on the virtual clock. It makes :attr:`timeline` available, in seconds.
+        timeline: record a :attr:`timeline` without a topology too, in steps.
+        own_globals: modules or packages whose globals each rank has for itself, as a process has. All other globals are
+            shared. Ranks start with the controller's globals, and keep their own as long as they are open.
+        comm_wrappers: modules or packages through which the program communicates. Reports show the lines that call them.
+            The modules of well-known frameworks are included by default.
+        device: the type of device that the pytest fixture ``device`` returns on ranks: ``cpu`` or ``cuda``. The device
+            must be available. Ranks may send tensors of both types.
         cuda_as_cpu: run the CUDA code of the ranks on the CPU; see docs/cuda-as-cpu.md.
-        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
+        timeout_s: the time limit of one call, in seconds. A call in which a rank takes longer raises ``RankTimeout``.
+            The attribute may be changed between calls.
 
     Raises:
-        ValueError: a module of ``own_globals`` cannot be imported, when ranks are opened.
+        ValueError: a module of ``own_globals`` cannot be imported. Raised when ranks are opened.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -92,7 +94,7 @@ class SimulatedWorld:
     """
 
     name = "sim"
-    isolation = "fresh"  # threads cost next to nothing
+    isolation = "fresh"  # new threads cost almost nothing
     shares_process = True
 
     def __init__(
@@ -114,7 +116,7 @@ class SimulatedWorld:
         self.device = choose_device(self.name, device)
         self.cuda_as_cpu = cuda_as_cpu
         self.timeout_s = timeout_s
-        self.until: float | None = None  # in its place, by the monotonic clock: of all calls together
+        self.until: float | None = None  # if set, replaces timeout_s: when all calls end, on the monotonic clock
         self.own_globals = check_names("own_globals", own_globals)
         self.comm_wrappers = check_names("comm_wrappers", comm_wrappers)
         self._own_modules: OwnModules | None = None
@@ -139,22 +141,22 @@ class SimulatedWorld:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes and messages of the last run of this world, whether it went well or not.
+        """Return the bytes and messages of this world's last run, whether it succeeded or failed.
 
-        That is the last :meth:`run`, or the last call on ranks of :meth:`open`; each starts from nothing.
+        The last run is the last :meth:`run`, or the last call on ranks of :meth:`open`. Each run starts from zero.
 
         Raises:
-            RuntimeError: nothing has run yet.
+            RuntimeError: there was no run yet.
         """
         return self.measures.traffic
 
     @property
     def timeline(self) -> Timeline:
-        """What each rank of the last run did when, in virtual time; also of a run that failed.
+        """Return what each rank of the last run did, and when, in virtual time. A failed run has a timeline too.
 
         Raises:
             Unsupported: the world was made with neither ``topology`` nor ``timeline``.
-            RuntimeError: nothing has run yet.
+            RuntimeError: there was no run yet.
         """
         return self.measures.timeline
 
@@ -165,7 +167,7 @@ class SimulatedWorld:
             raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
 
     def own_modules(self) -> OwnModules | None:
-        """Gives ranks globals of their own, where there are modules of which they have them."""
+        """Return the modules whose globals each rank has for itself; None if there are none."""
         names = (*self.own_globals, *known_own_globals())
         if self._own_modules is None or self._own_modules.names != names:
             self._own_modules = OwnModules(names)
@@ -179,7 +181,7 @@ class SimulatedWorld:
 
     @contextmanager
     def open(self, world_size: int) -> Iterator[SimulatedRanks]:
-        """Start ``world_size`` ranks and keep them, with their process group, while the block runs."""
+        """Start ``world_size`` ranks, and keep them with their process group while the block runs."""
         check_world_size(world_size)
         self.check()
         self.measures.check(world_size, self.faults)
@@ -195,7 +197,7 @@ class SimulatedWorld:
             stack.enter_context(rank_local_torch_distributed())
             declare_wrappers(self.comm_wrappers)
             if self.cuda_as_cpu:
-                from pdlcheck.worlds.cuda_as_cpu.exchange import exchanged  # it imports FSDP, which few need
+                from pdlcheck.worlds.cuda_as_cpu.exchange import exchanged  # imports FSDP, which few runs need
 
                 stack.enter_context(exchanged(_devices_of_thread))
             ranks = SimulatedRanks(world_size, self)
@@ -203,25 +205,25 @@ class SimulatedWorld:
             yield ranks
 
     def limit(self) -> float | None:
-        """In seconds, of a call that begins now."""
+        """Return the time limit, in seconds, of a call that begins now; None if it has none."""
         if self.until is None:
             return self.timeout_s
         return max(round(self.until - time.monotonic(), 1), _AT_LEAST_S)
 
     def close(self) -> None:
-        """Nothing is held between runs."""
+        """Do nothing: the world holds nothing between runs."""
 
 
 class SimulatedRanks:
-    """Ranks that stay for several runs; after a failure they get a fresh process group."""
+    """Open ranks that serve several runs. After a failure they get a new process group."""
 
     def __init__(self, world_size: int, world: SimulatedWorld) -> None:
         self.world_size = world_size
         self._world = world
-        self.intact = True  # ranks that are lost are replaced
+        self.intact = True  # until the ranks are closed, because lost ranks are replaced
         self._broken_off = False
         self._make_own_groups = False
-        self._without: set[int] = set()  # ranks that have begun without a group
+        self._without: set[int] = set()  # ranks that have started without a group
         self._own_modules = world.own_modules()
         self._devices = self._new_devices()
         self._known = known_own_globals()
@@ -234,12 +236,12 @@ class SimulatedRanks:
         self._own_globals_anew()
 
     def _own_globals_anew(self) -> None:
-        """Processes are replaced after a failure, and theirs with them."""
+        """Give the ranks new globals of their own, as new processes have them after a failure."""
         if self._own_modules is not None:
             self._own_modules.open(rank.state for rank in self._network.scheduler.ranks)
 
     def _new_devices(self) -> list[RankDevices | None]:
-        """Return what each rank knows of its devices; None where CUDA is not replaced."""
+        """Return the devices of each rank; None for a rank whose CUDA code is not run on the CPU."""
         if not self._world.cuda_as_cpu:
             return [None] * self.world_size
         own = self._world.device == "cuda"
@@ -263,7 +265,7 @@ class SimulatedRanks:
         """See :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
         check_function(fn)
-        fn = IN_RANKS.stand_in(fn)  # as with time.sleep, which the caller read before the ranks were open
+        fn = IN_RANKS.stand_in(fn)  # the caller may have read a function such as time.sleep before it was patched
         if self.world_size > 1 and (warning := drawn.warning_of(fn)) is not None:
             advise(warning, stacklevel=3)
 
@@ -292,13 +294,16 @@ class SimulatedRanks:
         keep_groups: bool = False,
         sets_up: bool = False,
     ) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r, under ``schedule`` and ``faults`` or else the world's.
+        """Call ``bodies[r]()`` as rank r, and return the outcomes.
 
         Args:
-            bodies, schedule, faults: see above.
-            keep_groups: also after a failure, for what tears down; who has left them stays without.
-            sets_up: later runs begin with the random numbers and the default dtype that this one ends with. After both,
-                text goes on to where the ranks let it go.
+            bodies: one function for each rank.
+            schedule: replaces the world's schedule.
+            faults: replace the world's faults.
+            keep_groups: keep the process groups after a failure too, for teardown. A rank that has destroyed its group
+                stays without one.
+            sets_up: later runs start from the random numbers and the default dtype that this run ends with. With either
+                flag, text that a rank has redirected stays redirected after the run.
         """
         __tracebackhide__ = True
         if not self.intact:
@@ -325,7 +330,7 @@ class SimulatedRanks:
             raise
 
     def _warn_of_late_imports(self) -> None:
-        """What ranks import while they run, they share until they are opened anew."""
+        """Warn of known modules that were imported during the run: ranks share their globals until they are opened again."""
         now = known_own_globals()
         late, self._known = [name for name in now if name not in self._known], now
         if late and self.world_size > 1:
@@ -336,7 +341,10 @@ class SimulatedRanks:
             )
 
     def _warn_of_early_reads(self) -> None:
-        """What a module has made of a rank's variables, simulated ranks share, as it was made in the controller."""
+        """Warn of globals that a module computed from a rank's variables at import.
+
+        The module was imported in the controller, and simulated ranks share what it computed there.
+        """
         if self.world_size > 1 and (reads := early.not_told_yet()):
             advise(
                 "simulated ranks share what a module makes of a launcher's variables when it is imported, where no "
@@ -346,11 +354,11 @@ class SimulatedRanks:
             )
 
     def leave_group(self) -> None:
-        """Let the runs to come begin without a process group, or with what those before them have made."""
+        """Start the following runs without a process group. Ranks keep the groups that they make in these runs."""
         self._make_own_groups = True
 
     def give_to_controller(self, rank: int) -> None:
-        """What this rank has set for its thread in the last run is the controller's from now on, and so all ranks'."""
+        """Make the controller adopt the settings that this rank changed in its last run. All ranks then start with them."""
         self._network.scheduler.ranks[rank].state.give_to_controller()
 
     def _as_rank(self, rank: int, body: Callable[[], Any], keep_groups: bool) -> Any:
@@ -363,7 +371,7 @@ class SimulatedRanks:
             if rank not in self._without:
                 leave_alone(self._network)
                 self._without.add(rank)
-        elif not (has_group() or (keep_groups and has_left_group())):  # the first run, or the one before has ended it
+        elif not (has_group() or (keep_groups and has_left_group())):  # first run, or the last one destroyed the group
             join_group(self._network)
         keep_time(partial(self._compute, rank))
         running_rank().devices = devices = self._devices[rank]
@@ -372,7 +380,7 @@ class SimulatedRanks:
                 return body()
             with in_mode(devices):
                 return body()
-        except (KeyError, ValueError) as error:  # as torch says that it does not know a group
+        except (KeyError, ValueError) as error:  # torch raises these for a group that it does not know
             tell_whose(error)
             raise
         finally:
@@ -383,7 +391,13 @@ class SimulatedRanks:
             self._network.recorder.compute(rank, seconds)
 
     def _with_faults(self, outcomes: Sequence[Outcome], suffering: Suffering) -> list[Outcome]:
-        """Say what the faults did to which rank; survivors that only lost it are no cause of their own."""
+        """Return the outcomes in which each lost rank has the error of its fault.
+
+        If a survivor failed only because a rank was lost, its outcome is marked as a consequence.
+
+        Raises:
+            Inconclusive: all survivors returned, and a fault did not come about.
+        """
         gone = suffering.gone
         order = {rank: _LATER + number for number, rank in enumerate(gone)}
         if all(isinstance(outcome, Returned) for outcome in outcomes if outcome.rank not in gone):
@@ -411,7 +425,7 @@ class SimulatedRanks:
                 ended = self._network.scheduler.run(bodies, schedule, self._world.limit())
             finally:
                 self._world.measures.end(self._network)
-        except BaseException:  # of the schedule itself, or an interrupt
+        except BaseException:  # raised by the schedule, or an interrupt
             if self._network.scheduler.given_up:
                 self._serve(Network(self.world_size))
             else:
@@ -434,7 +448,7 @@ class SimulatedRanks:
         return outcomes
 
     def close(self) -> None:
-        """Leave the rank threads and their group to the next world of as many ranks if they are as new, or end them."""
+        """Keep the rank threads and their group for the next world of this size, or end them if they are not as new."""
         self.intact = False
         idle.keep(self._network)
 
@@ -445,9 +459,9 @@ def _devices_of_thread() -> RankDevices | None:
 
 
 def _that_ends_nothing(outcome: Outcome, kinds: tuple[type[BaseException], ...]) -> Outcome:
-    """What a rank raises of these kinds is a failure of its, as on processes: it would end the controller.
+    """Turn an exception of one of these kinds into a failure of its rank, as on processes. It would end the controller.
 
-    A test framework makes a failure of a ``sys.exit`` itself. A real Ctrl-C reaches the controller, and no rank.
+    A test framework turns ``sys.exit`` into a failure itself. A real Ctrl-C reaches the controller and no rank.
     """
     if not isinstance(outcome, Raised) or not isinstance(outcome.error, kinds):
         return outcome

@@ -1,4 +1,4 @@
-"""``pdlcheck bench``: a real run of the smallest suite, under a launcher too, and what it refuses."""
+"""``pdlcheck bench``: a real run of the smallest suite, also under a launcher, and refused arguments."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_that_measures_nothing():
 
 @pytest.fixture
 def project(tmp_path):
-    """A project whose settings would spoil a measurement, and that takes warnings for errors."""
+    """Return a project whose settings would spoil a measurement, and that turns warnings into errors."""
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\naddopts = -n 2 --cov=. -p no:cacheprovider\nfilterwarnings = error\n"
     )
@@ -143,9 +143,9 @@ def test_ctrl_c_keeps_what_was_measured(project):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores the signal
     ) as run:
-        seen = [next(run.stdout) for _ in range(4)]  # two benchmarks, the test that measures nothing, and one of pass 2
+        seen = [next(run.stdout) for _ in range(4)]  # two benchmarks, the test without a measurement, and one of pass 2
         os.killpg(run.pid, signal.SIGINT)
         seen += run.stdout
     assert run.returncode == 130, "".join(seen)
@@ -203,7 +203,7 @@ def test_wrong_arguments_name_their_value(capsys, arguments, words):
 
 @pytest.mark.slow
 def test_a_benchmark_that_fails_is_shown_and_the_others_are_kept(tmp_path, monkeypatch):
-    """The broken subject: a sampler that raises."""
+    """The broken subject is a sampler that raises."""
     (tmp_path / "sitecustomize.py").write_text(
         "import pdlcheck.primitives as p\n"
         "class Broken:\n    def __init__(self, *a, **k): raise RuntimeError('no sampler')\n"

@@ -1,4 +1,4 @@
-"""``pdlcheck compare``: a planted slow-down is found, equal runs are equal, other files are refused."""
+"""``pdlcheck compare`` finds a planted slow-down, sees no difference in equal runs, and refuses other files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PASSES, ROUNDS = 3, 20
 
 
 def write(folder, name, *, seed, slower=1.0, machine=1.0, passes=PASSES, others="bcd", machine_info=None):
-    """A run of tests: one with a counterpart, others without; each pass has the machine in another mood."""
+    """Write a run of tests, one with a counterpart and others without; the machine's speed varies by pass."""
     draw = np.random.default_rng(seed)
     names = ["test_a[2ranks]", "test_a[2ranks] [torch]", *(f"test_{letter}[2ranks]" for letter in others)]
     data = {one: [] for one in names}
     for _ in range(passes):
         mood = machine * draw.lognormal(sigma=0.15)
         for row in names:
-            own = draw.lognormal(sigma=0.01)  # of this function in this pass
+            own = draw.lognormal(sigma=0.01)  # noise of this function in this pass
             for _ in range(ROUNDS):
                 data[row].append(mood * own * draw.lognormal(sigma=0.05) * (slower if row == "test_a[2ranks]" else 1.0))
     rows = []
@@ -80,7 +80,7 @@ def test_runs_without_any_spread_are_told_apart_too(tmp_path):
 
 
 def few_rows(folder, name, seconds, *, seed):
-    """A run of two functions of a project, which share the code that became slower."""
+    """Write a run of two functions of a project, which share the code that became slower."""
     draw = np.random.default_rng(seed)
     rows = []
     for row in ("forward", "backward"):

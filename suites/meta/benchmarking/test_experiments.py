@@ -1,4 +1,4 @@
-"""The models beside the measurements: they hold on rows made by them, and say so where they do not."""
+"""The models beside the measurements hold on rows that they generate, and report when they do not hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_epoch_that_synchronises_every_k_steps():
     assert right.held
     assert right.error < 1e-9
     assert "T0 = 100 ms, Ts = 300 ms" in right.sentence
-    (wrong,) = experiments(sync_rows(0.1, 0.3, wrong=2.0))  # never to synchronise costs twice as much
+    (wrong,) = experiments(sync_rows(0.1, 0.3, wrong=2.0))  # without synchronisation the time doubles
     assert not wrong.held
     assert wrong.error > 0.1
 
@@ -47,7 +47,7 @@ def test_the_bubble_of_a_pipeline():
     (right,) = experiments(bubble_rows(0.002))
     assert right.held
     assert "The bubble is 20% of it" in right.sentence
-    (wrong,) = experiments(bubble_rows(0.002, excess=0.05))  # a pair of passes that nothing explains
+    (wrong,) = experiments(bubble_rows(0.002, excess=0.05))  # extra time that no pair of passes explains
     assert not wrong.held
 
 
@@ -189,7 +189,7 @@ def test_a_round_that_was_interrupted_does_not_count():
 @pytest.mark.parametrize(
     ("nodes", "busy_s", "foreign"),
     [
-        (("a", "a"), (2.5, 2.5), 0.25),  # one machine was busy for 2.5 s, 2 s of them by its ranks
+        (("a", "a"), (2.5, 2.5), 0.25),  # one machine was busy for 2.5 s, its ranks for 2 s of them
         (("a", "b"), (1.0, 2.0), 0.5),  # two machines; each rank used 1 s of its own
         (("a", "b"), (1.0, None), None),
     ],

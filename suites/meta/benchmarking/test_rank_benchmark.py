@@ -1,4 +1,4 @@
-"""The fixture ``rank_benchmark``: its rows, its ratios, what it refuses, and where it times nothing."""
+"""The fixture ``rank_benchmark``: its rows, its ratios, refused uses, and runs in which it times nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 @pytest.fixture
 def rows(pytester, monkeypatch):
-    """Run a test file in a process of its own; return the result and the rows of the JSON by name."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in a worker pytest-benchmark measures nothing
+    """Return a function that runs a test file in its own process, and returns the result and the JSON rows by name."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in an xdist worker pytest-benchmark measures nothing
 
     def run(source, *options, world="gloo"):
         pytester.makepyfile(PROGRAM + source)
@@ -220,7 +220,7 @@ def test_without_ranks_of_its_own_a_test_must_say_how_many(rows):
 
 @pytest.mark.slow
 def test_a_timed_test_and_others_on_as_many_ranks_do_not_disturb_each_other(rows):
-    """The timed one runs on processes that are not watched; those of the others are."""
+    """The timed test runs on unwatched processes, the other tests on watched ones."""
     result, found, _ = rows(
         """
 @pytest.mark.world_size(2)

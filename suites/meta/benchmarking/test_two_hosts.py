@@ -14,7 +14,7 @@ from ..clone import ROOT
 
 TWO_HOSTS = ROOT / "examples" / "ci" / "two_hosts.py"
 WIRE_GBps = 0.125
-BURST = 1.02  # what the cable lets pass at once, of 16 MiB
+BURST = 1.02  # tolerance for a burst that the cable passes at once, of 16 MiB
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not TWO_HOSTS.exists(), reason="needs examples/: run it in a clone"),

@@ -1,8 +1,8 @@
-"""Faulty programs as users write them, each with its right twin, and programs that only look faulty.
+"""Faulty programs as users write them, each with its correct twin, and programs that only look faulty.
 
 A fault is one function: ``program(right=False)`` is faulty, ``program(right=True)`` is its twin. Comments such as
-``# blocks`` mark the lines that a verdict must name, all of them and no other;
-``suites/meta/catalogue/test_catalogue.py`` holds it.
+``# blocks`` mark the lines that a verdict must name: all of them and no other.
+``suites/meta/catalogue/test_catalogue.py`` checks this.
 """
 
 from __future__ import annotations

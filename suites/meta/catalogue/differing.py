@@ -1,4 +1,4 @@
-"""Ranks that meet in one collective with different arguments."""
+"""Ranks that enter one collective with different arguments."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def broadcast_and_sum_in_another_order(right):
 @fault(CollectiveMismatch, fields={"what": "the split"})
 def tokens_sent_and_expected(right):
     """Expert parallel: the ranks exchange tokens without having exchanged their counts."""
-    counts = [[1, 3], [2, 2]][dist.get_rank()]  # to each rank
+    counts = [[1, 3], [2, 2]][dist.get_rank()]  # number of tokens for each rank
     expected = [[1, 2], [3, 2]][dist.get_rank()] if right else [2, 2]
     out = torch.zeros(sum(expected))
     dist.all_to_all_single(out, torch.arange(4.0), expected, counts)  # differs
@@ -179,3 +179,5 @@ def vocabulary_of_another_size(right):
     words = 4 if right or dist.get_rank() == 0 else 5
     model = DistributedDataParallel(nn.Embedding(words, 2))  # raises
     return model.module.weight.tolist()
+
+# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

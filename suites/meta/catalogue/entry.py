@@ -1,4 +1,4 @@
-"""What the catalogue says of one faulty program."""
+"""The catalogue's entry for one faulty program."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Fault:
     """A program and the verdict on it.
 
     Args:
-        program: takes ``right``; its docstring says in one line what is wrong.
+        program: takes ``right``; the first line of its docstring describes the fault.
         verdict: the class of the error.
-        world_size: how many ranks it takes.
-        source: where such a bug happened, as ``pytorch #63486``; empty for a class of bugs without a ticket.
-        fields: what the error's fields must be.
+        world_size: number of ranks that it takes.
+        source: a report of such a bug, as ``pytorch #63486``; empty for a class of bugs without a ticket.
+        fields: required fields of the error.
         says: a regular expression that the error's message matches.
-        under: semantics profile -> the verdict there, where it is another one; None: what is done is no fault there.
-        why: why ``under`` says so.
-        twin_under: semantics profile -> the verdict on the right twin, which is right elsewhere alone.
-        schedules: how many schedules may be needed to find it.
+        under: semantics profile -> the verdict there, if it differs; None: the program is no fault there.
+        why: the reason for ``under``.
+        twin_under: semantics profile -> the verdict on the twin, which is correct under all others.
+        schedules: number of schedules that may be needed to find it.
     """
 
     program: Callable[[bool], Any]
@@ -51,7 +51,7 @@ class Fault:
 
     @property
     def what(self) -> str:
-        """The first line of the docstring."""
+        """Return the first line of the docstring."""
         return (self.program.__doc__ or "").partition("\n")[0]
 
     @property
@@ -62,7 +62,7 @@ class Fault:
         return self.under.get(profile, self.verdict)
 
     def lines(self, mark: str = "") -> set[str]:
-        """The lines with this mark, or with any, as ``file.py:12``."""
+        """Return the lines with this mark, or with any, as ``file.py:12``."""
         lines, first = inspect.getsourcelines(self.program)
         return {f"{self.file}:{first + i}" for i, text in enumerate(lines) if _is_marked(text, mark)}
 
@@ -76,7 +76,7 @@ FAULTS: list[Fault] = []
 
 
 def fault(verdict: type[BaseException], /, **said: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter the decorated program; it stays a plain function, which processes can import."""
+    """Register the decorated program, which stays a plain function, so that processes can import it."""
 
     def enter(program: Callable[..., Any]) -> Callable[..., Any]:
         FAULTS.append(Fault(program, verdict, **said))
@@ -86,9 +86,9 @@ def fault(verdict: type[BaseException], /, **said: Any) -> Callable[[Callable[..
 
 
 def lines_named_by(error: BaseException) -> set[str]:
-    """The lines of the catalogue that a message names; for an error of torch or of the user, where it was raised.
+    """Return the catalogue lines that a message names; for an error of torch or of the user, the line that raised it.
 
-    Without the last operation of a rank that has returned, which may be far from the fault.
+    The last operation of a rank that has returned is left out, because it may be far from the fault.
     """
     named = set(_LINE.findall(re.sub("; last operation .*", "", str(error))))
     if not named and error.__traceback__ is not None:

@@ -1,6 +1,6 @@
-"""Buffers of pending operations that are touched too early.
+"""Accesses to buffers of pending operations.
 
-A message is waited for once: gloo's second wait for one hangs.
+The programs wait for a message only once, because gloo's second wait for one hangs.
 """
 
 from __future__ import annotations
@@ -346,3 +346,5 @@ def accumulates_into_gradients_under_way(right):
     (weight * 3).sum().backward()  # touches
     work.wait()
     return weight.grad.tolist()
+
+# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

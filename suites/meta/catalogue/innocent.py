@@ -1,6 +1,6 @@
 """Programs that look faulty and are not: no verdict on any of them, in any profile, under any schedule.
 
-What each returns on every rank stands beside it. Numbers in docstrings are those of the trap list of the real bugs.
+The results of every rank stand beside each program. Numbers in docstrings are those of the trap list of real bugs.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def overlaps_two_buffers():
 
 
 def rank_0_logs_and_saves():
-    """Trap 14: work on rank 0 without collectives."""
+    """Trap 14: rank 0 works without collectives."""
     x = torch.ones(1)
     dist.all_reduce(x)
     if dist.get_rank() == 0:
@@ -136,7 +136,7 @@ def ranks_take_part_in_unequal_numbers_of_collectives():
 
 
 def one_collective_reached_from_two_branches():
-    """A rank without data contributes zeros from another line."""
+    """Contribute zeros from another line on a rank without data."""
     if dist.get_rank() == 0:
         total = torch.ones(2)
         dist.all_reduce(total)
@@ -158,7 +158,7 @@ def messages_posted_in_compatible_order():
 
 
 def double_buffered_exchange():
-    """Trap 16: the names of sent and received buffers change places at every step, as they should."""
+    """Trap 16: sent and received buffers exchange their roles correctly at every step."""
     buffers = [torch.ones(2), torch.zeros(2)]
     for step in range(4):
         out, into = buffers[step % 2], buffers[(step + 1) % 2]
@@ -169,7 +169,7 @@ def double_buffered_exchange():
 
 
 def equal_messages_kept_apart_by_position():
-    """Trap 16: two equal messages of one kind, taken in the order in which they were sent."""
+    """Trap 16: two equal messages are received in the order in which they were sent."""
     got = [torch.zeros(1), torch.zeros(1)]
     ops = [dist.P2POp(dist.isend, torch.full((1,), float(i)), peer(), tag=i) for i in range(2)]
     ops += [dist.P2POp(dist.irecv, x, peer(), tag=i) for i, x in enumerate(got)]
@@ -195,7 +195,7 @@ def accumulates_without_synchronising():
 
 
 def averages_every_second_step():
-    """Trap 4: between averaging points the replicas of local SGD are apart."""
+    """Trap 4: between averaging points the replicas of local SGD differ."""
     weight = torch.zeros(1)
     for step in range(4):
         weight += dist.get_rank() + 1
@@ -214,7 +214,7 @@ def batch_norm_with_statistics_of_its_own():
 
 
 def batch_norm_with_broadcast_buffers():
-    """Trap 2: rank 0's statistics come at the next forward."""
+    """Trap 2: rank 0's statistics arrive at the next forward."""
     model = DistributedDataParallel(nn.BatchNorm1d(1))
     for _ in range(2):
         model(torch.arange(4.0).view(4, 1) * (dist.get_rank() + 1)).sum().backward()
@@ -240,7 +240,7 @@ def shards_differ_by_rank():
 
 
 def unequal_inputs_with_join():
-    """Ranks with unequal numbers of batches, and DDP's join."""
+    """Train with unequal numbers of batches on the ranks, and DDP's join."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(1, 1))
     with model.join():
@@ -250,7 +250,7 @@ def unequal_inputs_with_join():
 
 
 def unused_parameter_that_is_announced():
-    """Trap 13: a parameter without gradient on one rank."""
+    """Trap 13: a parameter has no gradient on one rank."""
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
 

@@ -1,4 +1,4 @@
-"""Messages: to whom, under which tag, of which shape and dtype."""
+"""Messages: their destination, tag, shape and dtype."""
 
 from __future__ import annotations
 
@@ -177,3 +177,5 @@ def object_list_of_another_length(right):
     else:
         dist.recv_object_list(objects, 0)  # differs
     return objects
+
+# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

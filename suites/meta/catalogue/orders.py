@@ -1,4 +1,4 @@
-"""Equal calls in another order: every call meets a partner that fits, and the values are mixed up."""
+"""Equal calls in another order: every call matches a partner that fits, but the values are mixed up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def losses_in_the_order_of_a_set(right):
     """Losses are reduced in the order of a set of their names, which differs from process to process."""
     losses = {"cls": torch.tensor(1.0), "box": torch.tensor(10.0)}
     names = sorted(losses)
-    for name in names if right or dist.get_rank() == 0 else names[::-1]:  # as PYTHONHASHSEED has it
+    for name in names if right or dist.get_rank() == 0 else names[::-1]:  # the order of a set depends on PYTHONHASHSEED
         dist.all_reduce(losses[name])  # differs
     return {name: loss.item() for name, loss in losses.items()}
 
@@ -73,3 +73,5 @@ def broadcasts_of_a_state_dict(right):
     for name in state:
         dist.broadcast(state[name], src=0)  # differs
     return {name: tensor.tolist() for name, tensor in state.items()}
+
+# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -1,4 +1,4 @@
-"""What only some schedules show, ranks that ask for ever, and ranks that fail while others wait."""
+"""Faults that only some schedules show, ranks that poll for ever, and ranks that fail while others wait."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def reads_what_rank_0_is_still_to_write(right):
         if right:
             dist.barrier()
         weights = torch.load(path)  # raises
-        dist.barrier()  # nobody removes the folder before
+        dist.barrier()  # keeps the folder until all have read
     return weights.tolist()
 
 
 # -- asking for ever ------------------------------------------------------------------------------
 
-ASKED = {"gloo": Livelock}  # no message is complete there before it is waited for
+ASKED = {"gloo": Livelock}  # there no message is complete before the wait
 
 
 @fault(Livelock, twin_under=ASKED)
@@ -171,3 +171,5 @@ def state_dict_lacks_a_key_on_one_rank(right):
     for name in ("weight", "bias"):
         dist.broadcast(state[name], src=0)  # raises
     return sorted(state)
+
+# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -1,4 +1,4 @@
-"""The catalogue of faulty programs: each is found with its lines, and there is no alarm on what only looks like one."""
+"""The catalogue of faulty programs: each fault is found with its lines, and correct programs raise no alarm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(program, *args, world_size, profile, seed):
 
 
 def first_error(fault, profile):
-    """What the faulty program raises under the first schedule that fails, if one does."""
+    """Return the error of the faulty program under the first schedule that fails, if one does."""
     for seed in range(fault.schedules):
         try:
             run(fault.program, False, world_size=fault.world_size, profile=profile, seed=seed)
@@ -44,7 +44,7 @@ def test_a_fault_is_found_with_its_lines(fault, profile):
     assert type(error) is (type(None) if verdict is None else verdict)
     if verdict in (None, Unsupported):
         return
-    if profile in fault.under or profile == "buffered":  # a sender may have gone on before the verdict
+    if profile in fault.under or profile == "buffered":  # a sender may have continued before the verdict
         assert lines_named_by(error)
         assert lines_named_by(error) <= fault.lines()
         return

@@ -1,4 +1,4 @@
-"""`python ci/catalogue.py` says rightly what a run showed."""
+"""`python ci/catalogue.py` describes the outcome of a run correctly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown():
         pytest.skip("needs ci/catalogue_page: run the suites in a clone of the repository")
     spec = importlib.util.spec_from_file_location("_shown", SHOWN)
     module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:  # a dataclass looks its module up
+    with pytest.MonkeyPatch.context() as patch:  # a dataclass looks up its module
         patch.setitem(sys.modules, "_shown", module)
         spec.loader.exec_module(module)
         yield module

@@ -1,1 +1,1 @@
-"""torch's own tests of its distributed backends, on the ranks of every world."""
+"""Tests of torch's distributed backends, taken from torch, on the ranks of every world."""

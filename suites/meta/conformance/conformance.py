@@ -1,8 +1,8 @@
-"""torch's own tests of its distributed backends pass on the ranks of every world.
+"""Tests of torch's own distributed backends pass on the ranks of every world.
 
-They change torch for all who come after them (its flags, its level of debugging), so they are collected by name alone:
-``pytest suites/meta/conformance/conformance.py --world sim``. ``test_conformance.py`` does so, in processes of its own.
-``--world mpi`` alone runs them on MPI: what torch tests depends on the backend that they are imported for.
+These tests change torch's flags and debug level for all later tests, so pytest collects them only by name:
+``pytest suites/meta/conformance/conformance.py --world sim``. ``test_conformance.py`` does so, in separate processes.
+Only ``--world mpi`` runs them on MPI, because the backend of their import determines what they test.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pdlcheck.worlds import get_world
 
 from .torchs_tests import call, names
 
-_AT_ONCE = r"no rank can go on: 1 of \d are blocked"  # instead of the time that torch's test would wait
+_AT_ONCE = r"no rank can go on: 1 of \d are blocked"  # raised at once; torch's test would wait
 _GROUPS = r"make different groups: new_group\(\d\) and new_group\(\d\)"  # see docs/findings/subgroups_of_a_group.md
 _NAMES = r"'(sim|pdlcheck_mpi)' != '(gloo|mpi)'"
-_PROCESSES = r"Expected \d but got 1"  # it counts processes
+_PROCESSES = r"Expected \d but got 1"  # the test counts processes
 
-# world -> test -> what it says there
+# world -> test -> expected error
 DIFFERENT = {
     "sim": {
         "test_barrier_timeout_full_group": _AT_ONCE,
@@ -46,7 +46,7 @@ def _backend(config):
 
 
 @pytest.mark.isolation("reinit")  # some tests break the default group
-@pytest.mark.filterwarnings("ignore")  # torch's tests hear of what torch renames
+@pytest.mark.filterwarnings("ignore")  # torch's tests use names that torch has renamed
 def test_a_test_of_torchs(world, torchs, request, tmp_path):
     (tmp_path / "test_dir").mkdir()
     name = world.name
@@ -58,7 +58,7 @@ def test_a_test_of_torchs(world, torchs, request, tmp_path):
         world.run(call, torchs, backend, str(tmp_path), world_size=8 if name == "sim" else 4)
 
 
-# tests of torch's that look at nothing of what rank 1 gets; see docs/findings/tests_that_see_nothing.md
+# tests of torch that check nothing on rank 1; see docs/findings/tests_that_see_nothing.md
 BLIND = [
     *(f"test_all_reduce_{how}" for how in ("max", "min", "product", "sum", "sum_async", "sum_complex")),
     *(f"test_all_reduce_full_group_{how}" for how in ("max", "min", "product", "sum")),
@@ -74,11 +74,11 @@ def of_gloo(request):
 
 
 def seen_by(torchs, folder):
-    """The operations of rank 1 that the test has noticed, and those that it has not, when what they write is NaN."""
+    """Return rank 1's operations whose results the test notices when they become NaN, and those that it misses."""
     noticed, missed = [], []
-    for number in range(1, 6):  # 0 makes the group that is ours
+    for number in range(1, 6):  # 0 makes our own group
         ranks = get_world("sim", faults=[Corrupt(1, number)])
-        with suppress(Inconclusive):  # it writes nothing, or the test has fewer
+        with suppress(Inconclusive):  # the operation writes nothing, or the test has fewer operations
             try:
                 ranks.run(call, torchs, "gloo", folder, world_size=4)
             except AssertionError:

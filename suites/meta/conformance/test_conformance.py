@@ -1,4 +1,4 @@
-"""torch's own tests of its distributed backends pass on the ranks of every world, each in a process of its own."""
+"""Tests of torch's own distributed backends pass on the ranks of every world, each world in its own process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""torch's tests of a distributed backend, which its wheel carries, to be called on ranks that are there already.
+"""Tests of a distributed backend from torch's wheel, to be called on existing ranks.
 
-They are methods of ``DistributedTest._DistTestBase``, of which torch starts four processes for each test.
+They are methods of ``DistributedTest._DistTestBase``; torch starts four processes for each test.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["call", "names"]
 
 
 def names(backend: str) -> list[str]:
-    """What torch calls its tests."""
+    """Return torch's names of its tests."""
     base = _theirs(backend).DistributedTest._DistTestBase
     tests = {name: getattr(base, name) for name in dir(base) if name.startswith("test_")}
     return [name for name, test in tests.items() if callable(test) and not hasattr(test, "__unittest_skip__")]
 
 
 def call(name: str, backend: str, folder: str) -> None:
-    """Run a test of that name on this rank, without the profilers that it may start.
+    """Run the test of this name on this rank, without the profilers that it may start.
 
     Raises:
-        pytest.skip.Exception: the test does not apply, in torch's words.
+        pytest.skip.Exception: the test does not apply; the text is torch's.
     """
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
@@ -43,14 +43,14 @@ def call(name: str, backend: str, folder: str) -> None:
             patch.setattr(_theirs(backend), name_of_list, [])
         try:
             _case(backend)(name).debug()
-        except SystemExit as left:  # so a process of torch's skips
+        except SystemExit as left:  # a process of torch skips by its exit code
             if left.code not in skips:
                 raise
             pytest.skip(skips[left.code])
 
 
 class _NoProfile:
-    """Takes the place of a profiler."""
+    """A stand-in for a profiler."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -62,10 +62,10 @@ class _NoProfile:
 
 @cache
 def _theirs(backend: str) -> ModuleType:
-    """Imported for one backend, whose name decides which tests skip, as does a world size below 4."""
+    """Import torch's tests for one backend, whose name decides which tests skip, as does a world size below 4."""
     from torch.testing._internal import common_distributed
 
-    for feature in ("ddp", "subgroup"):  # which torch says of those backends alone that it builds
+    for feature in ("ddp", "subgroup"):  # torch declares these features only for the backends that it builds
         common_distributed.DistTestCases.backend_feature[feature].add("mpi")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.setenv("BACKEND", backend)
@@ -89,6 +89,6 @@ def _case(backend: str) -> Any:
             super().debug()
 
         def _barrier(self, *args: Any, **kwargs: Any) -> None:
-            dist.barrier(self.apart)  # torch's is of processes and files
+            dist.barrier(self.apart)  # torch's own barrier needs processes and files
 
     return Case

@@ -1,4 +1,4 @@
-"""What of torch.distributed runs on simulated ranks, each feature with what a single process computes in its place.
+"""The features of torch.distributed on simulated ranks, each compared with a single process.
 
 A feature is an entry in ``FEATURES`` of a file of this folder: its name, a program for ranks, a function for a single
 process. ``python ci/matrix.py`` runs all of them under every semantics.

@@ -20,12 +20,12 @@ from .entry import Feature
 __all__ = ["FAIL", "ROUNDINGS", "Cell", "measure", "relative_error"]
 
 FAIL = "FAIL"
-ROUNDINGS = 64  # a training of three steps rounds some ten times between two comparisons
+ROUNDINGS = 64  # a training of three steps rounds about ten times between two comparisons
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What the matrix says, and the sentence that belongs below it."""
+    """The entry in the matrix, and the sentence that belongs below it."""
 
     says: str
     note: str = ""
@@ -36,12 +36,12 @@ class Cell:
 
 
 def measure(feature: Feature, column: str, seed: int = 1) -> Cell:
-    """Run a feature under the semantics of a column and say how it compares with a single process."""
+    """Run a feature under the semantics of a column and compare it with a single process."""
     world = get_world("sim", seed=seed, semantics=SEMANTICS[column])
     expected = feature.errors.get(column)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch deprecates or tells about the CPU is its own affair
+            warnings.simplefilter("ignore")  # torch's deprecations and messages about the CPU are irrelevant here
             wanted = feature.alone_under.get(column, feature.alone)()
             found = world.run(feature.program, world_size=feature.world_size)
     except Exception as error:
@@ -62,13 +62,13 @@ def measure(feature: Feature, column: str, seed: int = 1) -> Cell:
 
 
 def relative_error(found: Any, wanted: Any, rtol: float | None = None) -> float | None:
-    """The largest error in the numbers of ``found``, relative to the largest element of each tensor.
+    """Return the largest error in the numbers of ``found``, relative to the largest element of each tensor.
 
     Returns:
         None if every bit is the same.
 
     Raises:
-        AssertionError: something is not a number and differs, or an error is larger than ``rtol``.
+        AssertionError: a value that is no number differs, or an error is larger than ``rtol``.
     """
     errors = [error for error in _errors("", found, wanted, rtol) if error is not None]
     return max(errors, default=None)

@@ -1,4 +1,4 @@
-"""Distributed checkpoints: what comes back is what was saved."""
+"""Distributed checkpoints: the loaded state equals the saved state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .models import batch, full, make_adam, make_model, mesh, plain, train
 
 @contextmanager
 def shared_folder() -> Iterator[str]:
-    """A temporary folder, the same on every rank; removed when all have left."""
+    """Yield a temporary folder, the same on every rank; remove it after all ranks have left."""
     path = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     try:
         dist.broadcast_object_list(path)
@@ -62,7 +62,7 @@ def save_and_load(in_background=False):
 
 
 def load_on_two_ranks():
-    """Saved by four ranks, loaded by ranks 2 and 3."""
+    """Save on four ranks, load on ranks 2 and 3."""
     import torch.distributed.checkpoint as dcp
 
     with shared_folder() as path:
@@ -83,7 +83,7 @@ def saved():
 
 
 def resume_with_the_optimizer():
-    """Three steps, a checkpoint of model and Adam, new ones, three steps more."""
+    """Train three steps, save model and Adam, load new ones, train three more steps."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 

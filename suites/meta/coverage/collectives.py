@@ -14,7 +14,7 @@ from .entry import WORLD_SIZE, Feature, everywhere, given, mine, of_all
 RANKS = range(WORLD_SIZE)
 ROOT = 2
 
-# before torch 2.13 they have their older names alone
+# before torch 2.13 only their older names exist
 _all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -119,7 +119,7 @@ def all_to_all_single(**how):
 
 
 def all_to_all_single_with_uneven_splits(**how):
-    """Rank r sends s + 1 rows to rank s."""
+    """Send s + 1 rows from rank r to rank s."""
     rows = dist.get_rank() + 1
     out = torch.zeros(4 * rows, 3)
     _wait(dist.all_to_all_single(out, mine(10, 3), [rows] * 4, [1, 2, 3, 4], **how))
@@ -137,7 +137,7 @@ def _at_root(value):
 
 
 def _parts(*shape, splits):
-    """parts[r][s]: what rank r has for rank s."""
+    """Return ``parts[r][s]``, the input of rank r for rank s."""
     return [x.split(splits) for x in of_all(*shape)]
 
 
@@ -276,7 +276,7 @@ def _sent_dtypes():
 
 
 def column_of_a_matrix():
-    """A strided tensor; the other columns stay."""
+    """Reduce a strided tensor; the other columns stay."""
     x = mine(3, 4)
     dist.all_reduce(x[:, 1])
     return x

@@ -1,4 +1,4 @@
-"""The semantics of the simulated network that the matrix has a column for."""
+"""The semantics of the simulated network that have a column in the matrix."""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ def hook_of_the_users(state, bucket):
 
 
 def ddp_with_hook_of_torch(name):
-    """By another name: torch refuses its bfloat16 hook by name unless the group is NCCL, which it does not need."""
+    """Train with a hook of torch under another name.
+
+    torch refuses its bfloat16 hook by name unless the group is NCCL, although the hook does not need NCCL.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     def hook(state, bucket):
@@ -56,7 +59,7 @@ def train_6_steps(model, optimizer, data, before_step=lambda step: None):
 
 
 def power_sgd():
-    """One bucket, in which the matrix in the middle is worth a compression to rank 1."""
+    """Train with PowerSGD in one bucket, in which only the middle matrix is worth a compression to rank 1."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 
     model = make_model()
@@ -68,7 +71,7 @@ def power_sgd():
 
 
 def power_sgd_alone():
-    """Vogels, Karimireddy, Jaggi, "PowerSGD" (2019), algorithm 1, on the gradient of the whole batch."""
+    """Train by algorithm 1 of Vogels, Karimireddy, Jaggi, "PowerSGD" (2019), on the gradient of the whole batch."""
     model = make_model()
     middle, error = model[2].weight, torch.zeros(8, 8, dtype=torch.float64)
     torch.manual_seed(numpy.random.RandomState(0).randint(1_000_000_000))  # as torch's hook draws its first Q
@@ -109,7 +112,7 @@ def ddp_join():
 
 
 def post_local_sgd():
-    """Averages at every step from the first on, so it is synchronous SGD."""
+    """Average at every step from the first on, so that it is synchronous SGD."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
@@ -124,7 +127,7 @@ def post_local_sgd():
 
 
 def functional_collectives():
-    """Gradients summed by functional collectives, which wait when their result is used."""
+    """Sum gradients by functional collectives, which wait when their result is used."""
     import torch.distributed._functional_collectives as funcol
 
     model = make_model()
@@ -143,7 +146,7 @@ def functional_collectives():
 
 
 class _Replicas:
-    """A model and an optimizer for each rank, all of one process."""
+    """A model and an optimizer for each rank, all in one process."""
 
     def __init__(self, make_model=training._model, **options):
         self.models = [make_model() for _ in RANKS]
@@ -155,7 +158,7 @@ class _Replicas:
             self.models[rank](training._data_of(rank, step), **mine).square().mean().backward()
 
     def average_gradients(self, ranks=RANKS, count=None):
-        """Over ``ranks``; those that have none add nothing. ``count`` divides, else their number."""
+        """Average over ``ranks``; ranks without gradients add nothing. ``count`` is the divisor, else their number."""
         for parameters in zip(*(self.models[rank].parameters() for rank in ranks), strict=True):
             total = sum(p.grad for p in parameters if p.grad is not None) / (count or len(ranks))
             for parameter in parameters:
@@ -187,7 +190,7 @@ def unused_parameters_alone():
 
 
 def uneven_inputs_alone():
-    """Rank r has r + 1 batches; who has none left counts in the mean with a gradient of zero."""
+    """Train where rank r has r + 1 batches; a rank without a batch counts in the mean with a zero gradient."""
     replicas = _Replicas()
     for step in range(WORLD_SIZE):
         replicas.backward(step, range(step, WORLD_SIZE))
@@ -207,7 +210,7 @@ def two_groups_alone():
 
 
 def post_local_sgd_alone():
-    """Two synchronous steps, then pairs average gradients, and all average weights at every second step."""
+    """Take two synchronous steps; then pairs average gradients, and all average weights at every second step."""
     replicas = _Replicas()
     for step in range(5):
         replicas.backward(step)
@@ -220,7 +223,7 @@ def post_local_sgd_alone():
 
 
 def buffers_alone():
-    """Each forward pass begins with the buffers of rank 0."""
+    """Start each forward pass with the buffers of rank 0."""
 
     def make():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the matrix says of one feature, and the inputs that its programs have in common."""
+"""One feature of the matrix, and the inputs that its programs share."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WORLD_SIZE = 4
 
 @dataclass(frozen=True)
 class Feature:
-    """A program for ranks, and what a single process without a process group computes in its place.
+    """A program for ranks, and the function by which a single process without a group computes the same.
 
     Args:
         name: the field's term.
         program: runs on every rank; returns tensors, plain values, or lists, tuples and dicts of these.
         alone: the values that the ranks must return, one for each.
-        world_size: how many ranks the program takes.
-        numerics: are there values to compute? If not, the matrix says ``runs`` where it says ``=`` otherwise.
+        world_size: number of ranks that the program takes.
+        numerics: whether there are values to compute. If not, the matrix shows ``runs`` instead of ``=``.
         rtol: largest error, relative to the largest element of a tensor; None: a few roundings of its dtype.
-        errors: column -> the error that is right there, or that says what simulated ranks cannot do.
-        alone_under: column -> what a single process computes under its rules.
-        why: why there are ``errors``, or ``alone_under`` differs; the sentence below the table.
+        errors: column -> the error that is right there, or that simulated ranks raise because they lack the feature.
+        alone_under: column -> the function for a single process under the rules of that column.
+        why: reason for ``errors`` or ``alone_under``; the sentence below the table.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Feature:
 
 
 def given(rank: int, *shape: int) -> Tensor:
-    """The input of one rank: float32 numbers whose sum depends on the order of adding."""
+    """Return the input of one rank: float32 numbers whose sum depends on the order of adding."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank + 1))
 
 
@@ -56,5 +56,5 @@ def of_all(*shape: int) -> list[Tensor]:
 
 
 def everywhere(value: Any) -> list[Any]:
-    """The same on every rank."""
+    """Return the same value for every rank."""
     return [value] * WORLD_SIZE

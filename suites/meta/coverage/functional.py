@@ -1,4 +1,4 @@
-"""Collectives that return their result, and collectives with a gradient: that of the sum of all ranks' losses."""
+"""Collectives that return their result, and collectives with a gradient, that of the sum of all ranks' losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _leaves(n=4):
 
 
 def _loss(outputs):
-    """The sum of the ranks' losses; rank r weighs its output by r + 1."""
+    """Return the sum of the ranks' losses; rank r weights its output by r + 1."""
     return sum((rank + 1) * output.sum() for rank, output in enumerate(outputs))
 
 
@@ -89,7 +89,7 @@ def gradient_of_all_to_all():
 
 def gradient_of_gather_and_scatter():
     weights = torch.tensor([1.0, 2.0])
-    xs, parts = _leaves(2), [(torch.arange(2.0) + 2).requires_grad_() for _ in RANKS]  # those of rank 2
+    xs, parts = _leaves(2), [(torch.arange(2.0) + 2).requires_grad_() for _ in RANKS]  # the parts of rank 2
     _loss([weights * x for x in xs]).backward()
     _loss([weights * part for part in parts]).backward()
     return [

@@ -17,7 +17,7 @@ def _empty(*shape):
 
 
 def collectives_in_a_group():
-    """Every collective among ``MEMBERS``; roots by their global rank."""
+    """Call every collective among ``MEMBERS``; roots are global ranks."""
     group = dist.new_group(MEMBERS)
     if dist.get_rank(group) < 0:
         return None
@@ -59,7 +59,7 @@ def collectives_in_a_group_alone():
 
 
 def messages_in_a_group():
-    """Along a ring; neighbours by their number in the group."""
+    """Send along a ring, with neighbours by their rank in the group."""
     group = dist.new_group(MEMBERS)
     place = dist.get_rank(group)
     if place < 0:
@@ -86,7 +86,7 @@ def two_groups_of_the_same_ranks():
 
 
 def averaged_over_a_mesh():
-    """The mean over one dimension of a 2 x 2 mesh, then the sum over the other."""
+    """Take the mean over one dimension of a 2 x 2 mesh, then the sum over the other."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     x = mine(3)
     dist.all_reduce(x, op=dist.ReduceOp.AVG, group=mesh.get_group("rows"))
@@ -104,7 +104,7 @@ def _on(**values):
 
 
 def _pairs():
-    """overlapping_groups: rank r is in the groups r and r - 1."""
+    """Return the sums of overlapping_groups; rank r is in the groups r and r - 1."""
     sums = [float(rank + (rank + 1) % 4) for rank in RANKS]
     return [[sums[g] if rank in (g, (g + 1) % 4) else None for g in RANKS] for rank in RANKS]
 

@@ -24,7 +24,7 @@ RING_DTYPES = (torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bo
 
 
 def send_and_recv(numel):
-    """Along a ring, even ranks send first."""
+    """Send along a ring; even ranks send first."""
     rank, x, y = dist.get_rank(), mine(numel), torch.zeros(numel)
     if rank % 2 == 0:
         dist.send(x, RIGHT[rank])
@@ -75,7 +75,7 @@ def _by_tag():
 
 
 def _by_order():
-    """The receives are posted for tag 1 first."""
+    """Return the messages by order; the receives are posted for tag 1 first."""
     return [[left + 0.5, float(left)] for left in LEFT]
 
 

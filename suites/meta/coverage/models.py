@@ -1,4 +1,4 @@
-"""One training, by several means: a small model in float64, a batch of two rows for each rank, three steps."""
+"""One training by several means: a small model in float64, a batch of two rows for each rank, three steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of Python, pickled by torch."""
+"""Python objects, pickled by torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _of(rank):
 
 
 def _on(**values):
-    """What some ranks return; the others return None."""
+    """Return the results of some ranks; the others return None."""
     return [values.get(f"rank_{rank}") for rank in RANKS]
 
 

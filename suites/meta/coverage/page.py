@@ -1,4 +1,4 @@
-"""The matrix as text: a table for each area, the sentences below it, the sums; and ``docs/coverage.md``."""
+"""The matrix as text: a table for each area, the sentences below it, the totals; and ``docs/coverage.md``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Rows = Mapping[str, Sequence[Row]]  # by area
 
 
 def tables(rows: Rows) -> list[str]:
-    """The lines of all tables, then the sentences that their cells refer to."""
+    """Return the lines of all tables, then the sentences that their cells refer to."""
     notes: dict[str, int] = {}
     lines = []
     for area, of_area in rows.items():
@@ -84,7 +84,7 @@ def _text(cell: Cell, notes: dict[str, int]) -> str:
 
 
 def counts(rows: Rows) -> list[str]:
-    """The sums."""
+    """Return the totals."""
     features = [row for of_area in rows.values() for row in of_area]
     cells = [cell for row in features for cell in row.cells]
     said = Counter(cell.says for cell in cells)
@@ -99,7 +99,7 @@ def counts(rows: Rows) -> list[str]:
 
 
 def _what(column: str) -> str:
-    """The values that differ from the default."""
+    """Return the values that differ from the default."""
     semantics, default = SEMANTICS[column], PROFILES[DEFAULT]
     values = {name: getattr(semantics, name) for name in Semantics.__dataclass_fields__}
     changed = [f"`{name}={value!r}`" for name, value in values.items() if value != getattr(default, name)]

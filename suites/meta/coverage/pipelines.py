@@ -30,7 +30,7 @@ def make_layers(schedule_name):
 
 
 def pipeline(schedule_name):
-    """Layers of the model over the ranks; the loss of a batch is the mean over micro-batches."""
+    """Run a step with the layers of the model spread over the ranks; a batch's loss is the mean over micro-batches."""
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import get_schedule_class
 

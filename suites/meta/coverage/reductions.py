@@ -20,7 +20,7 @@ def _sum(values):
     return reduce(operator.add, values)
 
 
-# name -> what a single process does with the values of all ranks
+# name -> the function of a single process on the values of all ranks
 ALONE = {
     "SUM": _sum,
     "AVG": lambda values: _sum(values) / len(values),

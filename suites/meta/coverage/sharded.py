@@ -34,7 +34,10 @@ def zero_redundancy(**options):
 
 
 def zero_with_join():
-    """Even inputs; with uneven ones torch steps the shards of a rank that has ended with its last gradient."""
+    """Train with even inputs.
+
+    With uneven inputs torch uses the last gradient of an ended rank to step that rank's shards.
+    """
     from torch.distributed.algorithms.join import Join
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

@@ -1,4 +1,4 @@
-"""The store and barriers: nothing is computed, each program asserts what must hold."""
+"""The store and barriers: they compute nothing, so each program asserts the required behaviour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANKS = range(WORLD_SIZE)
 
 
 def _rounds(barrier, group=None, members=RANKS):
-    """Does a barrier let nobody out before all are in, three times?"""
+    """Check three times that no rank leaves a barrier before all have entered it."""
     store = groups._store("of the barrier")
     for turn in range(1, 4):
         store.add("entered", 1)

@@ -67,7 +67,7 @@ def tensor_parallel():
 
 
 def tensor_and_data_parallel():
-    """Tensor parallel in pairs, FSDP2 over the pairs."""
+    """Train with tensor parallel in pairs, and FSDP2 over the pairs."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -86,7 +86,7 @@ def make_model_with_norm():
 
 
 def sequence_parallel():
-    """The rows are the sequence; the norms see a share of it each."""
+    """Train with the rows as the sequence; each norm sees a share of it."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,

@@ -1,4 +1,4 @@
-"""What runs on simulated ranks gives what a single process computes; and the matrix of it says when it does not."""
+"""Features on simulated ranks give the result of a single process; the matrix reports every deviation."""
 
 from __future__ import annotations
 

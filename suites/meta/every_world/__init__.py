@@ -1,1 +1,1 @@
-"""What holds on simulated ranks and on processes alike."""
+"""Tests of behaviour that simulated ranks and processes share."""

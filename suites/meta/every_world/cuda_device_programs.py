@@ -1,4 +1,4 @@
-"""Programs of two ranks that ask a CUDA device for something: streams, memory, random numbers, what it is."""
+"""Programs of two ranks that use a CUDA device: streams, memory, random numbers, device properties."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def streams_and_events():
     side, x = torch.cuda.Stream(priority=-1), torch.ones(2, device="cuda")
     side.wait_stream(torch.cuda.current_stream())
     block = torch.cuda.stream(side)
-    for _ in range(2):  # which a framework keeps for all buckets
+    for _ in range(2):  # a framework keeps one such block for all buckets
         with block:
             assert torch.cuda.current_stream() == side
     with torch.cuda.stream(side):

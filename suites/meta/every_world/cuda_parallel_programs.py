@@ -1,4 +1,4 @@
-"""Programs of two ranks that name CUDA in what they do together: wrappers, meshes, groups, pipelines."""
+"""Programs of two ranks that use CUDA for joint work: wrappers, meshes, groups, pipelines."""
 
 from __future__ import annotations
 

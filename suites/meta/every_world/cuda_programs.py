@@ -1,4 +1,4 @@
-"""Programs of two ranks that name CUDA, each for one feature; they assert what a machine with two GPUs would show."""
+"""Programs of two ranks that use CUDA, each for one feature; they assert the behaviour of a machine with two GPUs."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def every_name_that_is_refused():
             getattr(torch.cuda, entry.name)()
 
 
-# torch without CUDA raises
+# programs on which torch without CUDA raises
 LOUD = (
     a_pipeline,
     autocast_of_a_function_of_ones_own,
@@ -427,7 +427,7 @@ LOUD = (
     the_default_device,
     the_gradients_are_where_the_parameters_are,
 )
-# it does not, but does something else than on CUDA
+# programs on which it does not raise, but behaves differently from CUDA
 QUIET = (
     a_compiled_function,
     a_copy_on_the_host_is_a_copy,

@@ -1,4 +1,4 @@
-"""Small programs of torch.distributed: what each rank must get, and what is wrong with the faulty ones."""
+"""Small programs of torch.distributed: the results of every rank, and the faults of the faulty ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of futures that communicate: they are what the rank does meanwhile, and a verdict in them stays one."""
+"""Callbacks of futures that communicate: they are the rank's current work, and their verdict stays the verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reduced(x):
 
 
 def in_a_chain():
-    """Each reduction begins in the callback of the one before."""
+    """Start each reduction in the callback of the one before."""
     x, y, z = torch.ones(2), torch.ones(3), torch.ones(4)
     future = reduced(x).then(lambda _: reduced(y).wait()).then(lambda _: reduced(z).wait())
     future.wait()
@@ -35,7 +35,7 @@ def in_a_chain():
 
 
 def with_a_message_between(ends):
-    """The callback waits for a message that rank 1 may not send."""
+    """Reduce, and wait in the callback for a message that rank 1 may not send."""
     x, y = torch.ones(2), torch.zeros(1)
 
     def exchange(_):
@@ -49,7 +49,7 @@ def with_a_message_between(ends):
 
 
 def two_chains(in_order):
-    """As torch's PowerSGD does with two buckets: the second reductions go out when the first come back."""
+    """Start the second reductions when the first arrive, as torch's PowerSGD does with two buckets."""
     tensors = [torch.full((2,), float(i)) for i in range(4)]
     futures = []
     for a, b in (tensors[:2], tensors[2:]):
@@ -92,7 +92,7 @@ def _verdict(schedule, in_order):
 
 
 class Patient:
-    """The usual choices, of which a run that comes to an end needs few."""
+    """The usual schedule with a limit on choices, because a run that ends needs few."""
 
     every_step = True
     every_post = True
@@ -108,7 +108,7 @@ class Patient:
 
 
 def interrupted_and_never_served():
-    """While rank 0 waits for a message that nobody sends, the callback of a reduction runs and ends."""
+    """Run the callback of a reduction while rank 0 waits for a message that no rank sends."""
     x = torch.ones(2)
     if dist.get_rank() == 1:
         dist.all_reduce(x)
@@ -123,7 +123,7 @@ def test_after_a_callback_the_rank_waits_for_what_it_waited_for_before():
 
 
 def outcomes_around(callback):
-    """How two ranks end: rank 1 hands rank 0, which waits, a callback, and fails."""
+    """Return the outcomes of two ranks: rank 1 gives the waiting rank 0 a callback, and fails."""
     scheduler = Scheduler(2, stuck=lambda waiting, ranks: PdlcheckError("stuck"))
     scheduler.seed(0)
     first = scheduler.ranks[0]
@@ -162,7 +162,7 @@ def test_a_verdict_in_a_callback_has_the_traceback_of_the_program():
 
 
 def told_before_it_is_waited_for():
-    """The callback hands on what its future holds, and both are done when the rank waits."""
+    """Pass on the future's value in the callback; both are done when the rank waits."""
     future = reduced(torch.ones(2 + dist.get_rank())).then(lambda done: done.value()[0] + 1)
     while not future.done():
         pass
@@ -175,7 +175,7 @@ def test_a_verdict_that_a_callback_hands_on_is_still_the_verdict(world):
         outcomes = ranks.outcomes(told_before_it_is_waited_for)
         kinds = {
             type(outcome.error) for outcome in outcomes if not isinstance(outcome, Stopped)
-        }  # one may come too late
+        }  # one may arrive too late
         assert kinds == {CollectiveMismatch}
 
 
@@ -202,7 +202,7 @@ def test_an_error_that_answers_a_verdict_stays_the_users():
 
 
 def waits_for_what_has_come():
-    """As torch's own hooks of gradients do: ``wait`` gives the tensors of the future that calls back."""
+    """Call ``wait`` in the callback for the tensors of the future that called it, as torch's gradient hooks do."""
     x = torch.full((2,), dist.get_rank() + 1.0)
     doubled = reduced(x).then(lambda future: [2 * y for y in future.wait()])
     return doubled.then(lambda future: (future.wait()[0] + 1).tolist()).wait()
@@ -215,7 +215,7 @@ def test_in_a_callback_wait_gives_the_result_at_once(world):
 
 
 def waits_when_the_backward_pass_ends():
-    """As a reducer does that begins to wait before the watch does."""
+    """Wait at the end of the backward pass, as a reducer does that starts to wait before the watch."""
     engine, told = torch.autograd.Variable._execution_engine, []
 
     def begin(grad):
@@ -235,7 +235,7 @@ def test_what_a_callback_gives_can_be_waited_for_at_the_end_of_a_backward_pass(w
 
 
 def test_a_callback_calls_a_tensor_as_its_own_function_does():
-    """Which frames it interrupts depends on the schedule, and is nothing that ranks have in common."""
+    """The frames that it interrupts depend on the schedule, so ranks cannot compare them."""
 
     def program():
         outer, told = torch.ones(1), []
@@ -249,12 +249,12 @@ def test_a_callback_calls_a_tensor_as_its_own_function_does():
         return told
 
     for in_callback, outside in get_world("sim").run(program, world_size=2):
-        assert sorted(in_callback) == ["inner", "outer"]  # of the callback alone: no name twice
+        assert sorted(in_callback) == ["inner", "outer"]  # only the callback's names: no name twice
         assert outside[0] == "outer"
 
 
 def waits_in_a_hook():
-    """As torch's hooks that overlap the optimizer with the backward pass do."""
+    """Wait in a hook, as torch's hooks do that overlap the optimizer with the backward pass."""
     from torch.nn.parallel import DistributedDataParallel
 
     def hook(wrapper, bucket):
@@ -274,7 +274,7 @@ def waits_in_a_hook():
 
 @pytest.mark.parametrize("name", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_a_hook_of_ddp_waits_for_the_all_reduce_of_the_reducer(name):
-    """In C++, in the midst of the backward pass: on processes nobody let it go."""
+    """The reducer waits in C++ inside the backward pass; regression test: on processes the wait never ended."""
     world = get_world(name) if name == "sim" else get_world(name, timeout_s=20.0)
     try:
         assert world.run(waits_in_a_hook, world_size=2) == [[[9.0] * 4] * 2] * 2  # it adds, and does not divide

@@ -1,4 +1,4 @@
-"""Ranks that meet in one helper are told apart by the lines that called it."""
+"""Ranks that meet in one helper are distinguished by the lines that called it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def other_totals():
 
 
 def line_of(function):
-    """That of its only statement."""
+    """Return the line of the function's only statement."""
     return rf"test_callers\.py:{function.__code__.co_firstlineno + 1}"
 
 

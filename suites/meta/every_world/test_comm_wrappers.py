@@ -52,7 +52,7 @@ def write(pytester, module):
 
 
 def wrong_lines(result):
-    """What failures say of lines of the two files."""
+    """Return the lines of failures that name the two files."""
     return [line for line in result.outlines if line.startswith("E  ") or "last operation" in line]
 
 

@@ -1,4 +1,4 @@
-"""Programs that use ``torch.compile``: on processes they are compiled, simulated ranks run them as they are written."""
+"""Programs that use ``torch.compile``: processes compile them, simulated ranks run them uncompiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdlcheck.worlds import get_world
 
 @torch.compile(backend="eager")
 def left_neighbours(x):
-    """Uses the rank in Python, which Dynamo takes for a constant."""
+    """Use the rank in Python, which Dynamo treats as a constant."""
     rank = dist.get_rank()
     other = torch.empty(3)
     if rank == 0:
@@ -107,7 +107,7 @@ def trained(way, wrap):
     return [value.tolist() for value in net.state_dict().values()]
 
 
-@pytest.mark.filterwarnings("ignore")  # dynamo imports, and looks at, what torch warns of
+@pytest.mark.filterwarnings("ignore")  # dynamo imports and inspects names that torch warns about
 @pytest.mark.parametrize("wrap", [TorchsDDP, DistributedDataParallel], ids=["torchs", "ours"])
 @pytest.mark.parametrize("way", [wrapped_then_compiled, compiled_then_wrapped, whole_step])
 def test_compiled_replicas_are_trained_as_others(way, wrap, world):
@@ -118,7 +118,7 @@ def test_compiled_replicas_are_trained_as_others(way, wrap, world):
 
 
 def graphs_of(wrap):
-    """How many graphs Dynamo finds in a wrapped module."""
+    """Return the number of graphs that Dynamo finds in a wrapped module."""
     graphs = []
 
     def backend(module, inputs):
@@ -188,7 +188,7 @@ def test_simulated_ranks_do_not_compile_and_the_controller_does():
 
 @pytest.mark.skipif(not hasattr(eval_frame, "_is_in_optimized_module"), reason="this torch notes nothing")
 def test_a_rank_that_gives_up_its_turn_in_a_compiled_module_leaves_no_mark():
-    """torch notes for the process that a compiled module is called, which hooks of all modules ask."""
+    """The call of a compiled module is marked for the whole process, and hooks of all modules read the mark."""
     marks = []
 
     def calls_a_compiled_module():

@@ -1,4 +1,4 @@
-"""``CommDebugMode`` counts in a watched group what it counts in torch's own."""
+"""``CommDebugMode`` counts the same in a watched group as in torch's own."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def unwatched():
     world.close()
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of names, and of hooks of the mode
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # about names, and about the mode's hooks
 @pytest.mark.parametrize("make", [fully_sharded, tensor_parallel, data_parallel, spread, functional, plain])
 def test_the_counts_are_those_of_torchs_own_groups(world, unwatched, make):
     watched, real = (one.run(counted, make, world_size=2) for one in (world, unwatched))

@@ -1,4 +1,4 @@
-"""CUDA code of ranks on the CPU: with ``cuda_as_cpu`` it runs; without CUDA and without it, the failure names it."""
+"""CUDA code of ranks on the CPU: it runs with ``cuda_as_cpu``; without it and without CUDA, the failure names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank raises is what the controller catches, also where its class makes it from other things than its words."""
+"""The controller catches the exception that a rank raised, even if its class takes other arguments than its text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdlcheck.errors import RankFailed
 
 
 class ConfigError(Exception):
-    """Takes more than it says."""
+    """An exception that takes more arguments than its text."""
 
     def __init__(self, key, value):
         super().__init__(f"bad {key}: {value}")
@@ -20,15 +20,15 @@ class ConfigError(Exception):
 
 
 class LimitError(ValueError):
-    """Takes names alone."""
+    """An exception that takes keyword arguments only."""
 
     def __init__(self, *, limit):
         super().__init__(f"more than {limit}")
-        self.limit, self.lock = limit, threading.Lock()  # which cannot travel
+        self.limit, self.lock = limit, threading.Lock()  # cannot be pickled
 
 
 class OddError(Exception):
-    """Says what it has, not what it was given."""
+    """An exception whose text comes from its attributes, not from its arguments."""
 
     def __init__(self, first, second):
         self.first, self.second = first, second

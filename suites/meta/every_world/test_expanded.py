@@ -1,4 +1,4 @@
-"""A collective that would write to an expanded tensor, as the gradient of a sum is one, is refused on every world."""
+"""A collective that would write to an expanded tensor, such as the gradient of a sum, is refused on every world."""
 
 from __future__ import annotations
 

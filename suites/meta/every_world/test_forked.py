@@ -1,4 +1,4 @@
-"""A process that a rank forks is not the rank, wherever it comes back to."""
+"""A process that a rank forks is not the rank, wherever it returns to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of which each makes a group of itself in one call: backends meet in nothing there, so it is right."""
+"""Each rank makes a group of itself in one call: backends do not communicate there, so it is correct."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def total(value, group=None):
 
 
 def halves():
-    """Both number their groups, collectives and messages alike."""
+    """Communicate in both halves, which number their groups, collectives and messages alike."""
     rank = dist.get_rank()
     anew(f"half {rank // 2}", rank % 2, 2)
     pair = dist.new_group([1, 0])
@@ -68,7 +68,7 @@ def of_some():
 
 
 def halves_of_different_minds():
-    """Where one half reduces, the other broadcasts and meets."""
+    """Reduce in one half; broadcast and enter a barrier in the other."""
     rank = dist.get_rank()
     anew(f"half {rank // 2}", rank % 2, 2)
     x = torch.full((2,), float(rank))

@@ -1,4 +1,4 @@
-"""Programs that make their own default group: the first time they are given the one that their rank has."""
+"""Programs that make their own default group: the first call gets the group that the rank already has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pdlcheck.worlds import get_world
 
 
 def main(backend="gloo"):
-    """As in every script."""
+    """Make a group, use it and destroy it, as every script does."""
     dist.init_process_group(backend, timeout=timedelta(seconds=20))
     total = torch.ones(1)
     dist.all_reduce(total)
@@ -48,7 +48,7 @@ def main():
 def test_functions_that_a_script_has_imported_by_name_are_the_worlds_too(tmp_path):
     (tmp_path / "script.py").write_text(BY_NAME)
     run = "import script; from pdlcheck.worlds import get_world; print(get_world('sim').run(script.main, world_size=2))"
-    command = [sys.executable, "-c", run]  # its torch.distributed is as torch made it when the script is imported
+    command = [sys.executable, "-c", run]  # the script imports torch.distributed as torch made it
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "[0, 1]\n", done.stderr
 
@@ -154,7 +154,7 @@ ACCEPTED = {
 
 
 def arguments(given):
-    """Those of this rank: each makes a store of its own."""
+    """Return this rank's arguments; each rank makes its own store."""
     own = {"rank": dist.get_rank} if given.get("rank") == "own" else {}
     return {name: value() if callable(value) else value for name, value in (given | own).items()}
 
@@ -165,7 +165,7 @@ def test_what_torch_refuses_is_refused_on_a_world_that_is_open(what):
     given, error, words = REFUSED[what]
     with pytest.raises(error, match=words):
         dist.init_process_group(**({"backend": "gloo"} | arguments(given)))
-    assert main() == 2  # the group that there is may still be taken
+    assert main() == 2  # the existing group can still be taken
 
 
 @pytest.mark.world_size(2)
@@ -192,7 +192,7 @@ def test_a_variable_of_the_launcher_that_is_not_there_is_missed(monkeypatch):
 
 
 def announced():
-    """A way to meet of the program's own."""
+    """Return the rendezvous of a program's own method."""
     raise AssertionError("nobody meets: the world is open")
     yield
 
@@ -206,7 +206,7 @@ def test_a_way_to_meet_of_the_programs_own_is_known_and_not_gone(rank, monkeypat
     dist.init_process_group("gloo", init_method="mine://somewhere")
 
 
-# as tutorials have it: each rank is told its number, sets its group up, and cleans it up
+# tutorials do this: each rank gets its number, sets up its group, and cleans it up
 
 
 def set_up_by_environment(rank, world_size, port):
@@ -225,7 +225,7 @@ def set_up_by_tcp(rank, world_size, port):
 
 
 def trained(rank, world_size, set_up, where):
-    """A step of torch's DDP and of ours; the gradients."""
+    """Take a step of torch's DDP and of ours; return the gradients."""
     set_up(rank, world_size, where)
     try:
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
@@ -260,7 +260,7 @@ WAYS = {"env": set_up_by_environment, "file": set_up_by_file, "tcp": set_up_by_t
 
 
 def meeting_by(way, folder):
-    """How ranks set up their group, and a port or a file that nobody has used."""
+    """Return the set-up function of a way, and an unused port or file."""
     if way == "file":
         return WAYS[way], folder / "meeting"
     with socket.socket() as free:
@@ -284,7 +284,7 @@ def test_functions_that_set_up_and_clean_up_run_under_spawn_and_worlds_go_on(wor
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_they_run_on_the_ranks_of_a_world_as_they_are(world, meeting, world_size):
-    for _ in range(2):  # on ranks that are kept, which have done it before
+    for _ in range(2):  # on the same ranks, which have done it before
         gradients = world.run(on_a_rank, trained, *meeting, world_size=world_size)
         assert gradients == [[[(world_size + 1) / 2] * 2] * 2] * world_size
     assert world.run(dist.get_rank, world_size=world_size) == [*range(world_size)]

@@ -1,4 +1,4 @@
-"""Functions that are typed into a session run on ranks: at Python's prompt, and in cells as a notebook has them."""
+"""Functions that are typed into a session run on ranks: at Python's prompt, and in notebook cells."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ another class: [2, 2]
 after an error: [(0, None), (1, None)]
 """
 
-# As IPython: a new module is __main__, each cell is compiled with a name of its own, an error ends its cell alone.
+# As in IPython: a new module is __main__, each cell is compiled under its own name, an error ends only its cell.
 NOTEBOOK = """
 import linecache, sys, traceback, types
 module = sys.modules["__main__"] = types.ModuleType("__main__")

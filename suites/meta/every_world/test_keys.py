@@ -1,4 +1,4 @@
-"""What a program keeps its tensors under is not asked for its text: that may fail, take long, or read a tensor."""
+"""The keys of a program's tensors are not converted to text: that may fail, take long, or read a tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Silent:
 
 
 def gathers_parameters_that_are_keys(reads):
-    """As optimizers do that divide their states over ranks."""
+    """Gather parameters that are keys, as optimizers do that divide their states over ranks."""
     rank = dist.get_rank()
     parameters = [nn.Parameter(torch.zeros(4, 2)) for _ in range(2)]
     parts = {parameter: {"part": parameter.detach()[2 * rank : 2 * rank + 2]} for parameter in parameters}
@@ -50,7 +50,7 @@ def test_keys_may_have_no_text(world):
 
 
 def test_keys_that_are_told_are_numbers_texts_and_pairs_of_them(world):
-    """Equal calls in another order on each rank: what they are called is what tells them apart."""
+    """The calls are equal and in another order on each rank, so only the names of the keys distinguish them."""
 
     def swapped():
         keys = [("w", 0), 1, "b", 2.5]

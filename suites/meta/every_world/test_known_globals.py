@@ -1,4 +1,4 @@
-"""Modules of public libraries that keep a process's rank: each simulated rank has their globals for itself unasked."""
+"""Modules of public libraries that keep a process's rank: by default each simulated rank has its own globals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN = [
 
 @pytest.fixture(params=[*KNOWN, "mine.state"])
 def state(request, monkeypatch):
-    """A module with a singleton, as accelerate has one, under its name; and under one that nobody knows."""
+    """Return a module with a singleton, under the name of a known library such as accelerate, or an unknown name."""
     if request.param in sys.modules:
         pytest.skip(f"{request.param} is imported")
     module = ModuleType(request.param)

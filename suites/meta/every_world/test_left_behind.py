@@ -1,4 +1,4 @@
-"""What the code of one rank leaves behind in its process is no trouble of the next test."""
+"""The code of one rank leaves nothing in its process that affects the next test."""
 
 from __future__ import annotations
 

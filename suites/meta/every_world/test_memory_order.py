@@ -1,4 +1,4 @@
-"""Backends move memory as it lies: tensors whose elements lie in unlike orders would be mixed up in silence."""
+"""Backends move memory as it lies: tensors whose elements lie in different orders would be mixed up silently."""
 
 from __future__ import annotations
 

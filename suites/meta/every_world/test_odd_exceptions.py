@@ -1,4 +1,4 @@
-"""Exceptions of odd classes, and of endless texts: what the rank has raised is what is read, with its rank."""
+"""Exceptions of odd classes and with very long texts: users see the rank's own error, with its rank."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def ends(pid, error):
 
 
 class Result:
-    """Raises where it is unpickled in another process."""
+    """A result that raises when another process unpickles it."""
 
     def __init__(self, error):
         self.error = error
@@ -112,7 +112,7 @@ def test_a_result_that_cannot_be_read_does_not_end_the_session(kind):
 
 
 class Presses:
-    """As if somebody pressed Ctrl-C while it is unpickled."""
+    """A result that sends a Ctrl-C while it is unpickled."""
 
     def __reduce__(self):
         return presses, (os.getpid(),)

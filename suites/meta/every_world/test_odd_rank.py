@@ -1,4 +1,4 @@
-"""Where ranks meet and do not fit, all of them are heard before the verdict, which names the one that differs."""
+"""If ranks meet and do not match, the verdict waits for all of them, and names the one that differs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_rank_that_fails_meanwhile_hides_nothing_on_processes_either(tmp_path)
         if rank == 2:
             while not posted.exists():
                 time.sleep(0.001)
-            time.sleep(0.3)  # less than the others are given to say what they post
+            time.sleep(0.3)  # shorter than the time that the others have to report their operations
             raise LookupError("no such sample")
         work = dist.all_reduce(torch.ones(3 + rank), async_op=True)
         if rank == 1:

@@ -1,4 +1,4 @@
-"""Equal calls in another order are told from one call that ranks reach from two branches, on both worlds."""
+"""Equal calls in another order are distinguished from one call that ranks reach in two branches, on both worlds."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def parameters_of_a_module():
 
 
 class Optimizer:
-    """Keeps parameters as torch's optimizers do."""
+    """An optimizer that keeps parameters as torch's do."""
 
     def __init__(self):
         self.param_groups = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(2)], "lr": 0.1}]
@@ -300,7 +300,7 @@ def other_names_once():
 
 
 def groups_in_another_order():
-    """Each group keeps an order of its own."""
+    """Call the collectives of two groups in another order; each group keeps its own order."""
     groups = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
     pairs = list(zip((torch.ones(3), torch.zeros(3)), groups, strict=True))
     works = [dist.all_reduce(x, group=g, async_op=True) for x, g in (pairs[::-1] if is_odd() else pairs)]

@@ -22,7 +22,7 @@ SHORT = timedelta(seconds=0.5)
 
 @pytest.fixture
 def port():
-    """Nobody listens there."""
+    """Return a port on which no process listens."""
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         return own.getsockname()[1]
@@ -34,7 +34,7 @@ def make(port, timeout=LIMIT, **options):
 
 
 def exchanged(store):
-    """Each rank's value comes to the right neighbour, and no rank leaves before all have theirs."""
+    """Exchange values with neighbours through the store; no rank leaves before all have theirs."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     store.set(f"of {rank}", str(rank))
     left = int(store.get(f"of {(rank - 1) % world_size}"))
@@ -80,7 +80,7 @@ def one_after_another(port):
     for _ in range(3):
         store = make(port)
         left = exchanged(store)
-        assert store.num_keys() == dist.get_world_size() + 1  # one counts the ranks
+        assert store.num_keys() == dist.get_world_size() + 1  # one key counts the ranks
         dist.barrier()
         del store
         dist.barrier()
@@ -100,7 +100,7 @@ def given_to_init_process_group(port):
 
 
 def in_place_of_the_one_there(port):
-    """The first time, the rank takes the group that it has."""
+    """Pass a store to init_process_group, which takes the existing group the first time."""
     store = make(port)
     dist.init_process_group("gloo", store=store, rank=dist.get_rank(), world_size=3)
     return exchanged(store)
@@ -141,11 +141,11 @@ def test_a_file_store(world, tmp_path):
     assert world.run(over_a_file, tmp_path / "store", world_size=3) == [2, 0, 1]
     assert world.run(over_a_file, tmp_path / "store", world_size=3) == [2, 0, 1]
     if world.name == "sim":
-        assert not (tmp_path / "store").exists()  # the last one takes it away
+        assert not (tmp_path / "store").exists()  # the last rank removes it
 
 
 def everything(port):
-    """What each method gives, on rank 0."""
+    """Return the results of all methods, on rank 0."""
     store = make(port, SHORT, wait_for_workers=False) if dist.get_rank() == 0 else None
     told = [] if store is None else [*_of(store), *_of_queues(store), sorted(store.list_keys())]
     dist.barrier()
@@ -231,7 +231,7 @@ def _of_queues(store):
 def test_all_methods_do_as_torchs(port, program):
     sim, gloo = get_world("sim"), get_world("gloo")
     told = gloo.run(program, port, world_size=2)
-    keys = slice(-2 if program is everything else len(told[0]))  # torch's barrier has keys of its own
+    keys = slice(-2 if program is everything else len(told[0]))  # torch's barrier has its own keys
     assert [one[keys] for one in sim.run(program, port, world_size=2)] == [one[keys] for one in told]
 
 
@@ -306,7 +306,7 @@ def test_waits_without_a_limit_are_a_deadlock_on_simulated_ranks(port):
 def test_after_a_failure_the_port_is_free(port):
     world = get_world("sim")
     with world.open(2) as ranks:
-        with pytest.raises(Deadlock) as kept:  # with its frames, and the store in one of them
+        with pytest.raises(Deadlock) as kept:  # the error's frames hold the store
             ranks.run(waits_for_ever, port)
         assert ranks.run(over_tcp, port) == [1, 0]
     assert kept.value
@@ -336,7 +336,7 @@ def test_simulated_ranks_find_a_server_of_the_controller():
 
 
 class Named(dist.TCPStore):
-    """As a program may derive it."""
+    """A store class that a program may derive."""
 
 
 def test_a_class_derived_from_torchs_is_torchs(port):

@@ -19,7 +19,7 @@ LINEAR, EMPTY, FORWARD = nn.Linear.__init__, torch.empty, nn.Module.__call__
 
 
 class Model(nn.Module):
-    """A layer of the user's own."""
+    """A layer of the user."""
 
     limit = 1
 
@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 class Holder:
     class Layer(nn.Module):
-        """A layer whose module does not have it by its name."""
+        """A layer that its module does not contain under its name."""
 
         def forward(self, x):
             return x
@@ -40,7 +40,7 @@ MODEL = Model.forward
 
 @contextlib.contextmanager
 def exchanged(target, name, make):
-    """While the block runs, an attribute is what ``make`` makes of it."""
+    """Replace an attribute by ``make(attribute)`` while the block runs."""
     old = vars(target)[name]
     setattr(target, name, make(old))
     try:
@@ -249,7 +249,7 @@ def test_by_hand(rank):
 
 @pytest.mark.slow
 def test_an_attribute_that_ranks_share_is_named_with_who_has_set_it(run):
-    result = run(BY_HAND, world="sim,gloo", new_process=True)  # it leaves torch changed
+    result = run(BY_HAND, world="sim,gloo", new_process=True)  # the tests leave torch changed
     result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines([
         "E*torch.optim.optimizer.Optimizer.zero_grad is now summed() of test_inner.py:*, which rank ? has set; "

@@ -1,4 +1,4 @@
-"""What gloo refuses is refused on every world by the rank that calls it, which says what, and the cure."""
+"""Operations that gloo refuses are refused on every world by the calling rank, with the reason and the cure."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _gathered(sizes):
 def test_a_rank_is_told_of_sizes_that_differ_before_ranks_are_compared(world_of_two, sizes, message):
     with pytest.raises(RuntimeError, match=f"all_gather needs tensors of one shape, got {message}"):
         world_of_two.run(_gathered, sizes, world_size=2)
-    with pytest.raises(CollectiveMismatch, match="differ in the shape"):  # room for the size of its own
+    with pytest.raises(CollectiveMismatch, match="differ in the shape"):  # outputs of the rank's own size
         world_of_two.run(_gathered, None, world_size=2)
 
 
@@ -203,7 +203,7 @@ def test_under_nccls_semantics_outputs_may_require_grad():
 
 
 def test_a_group_below_autograd_is_left_alone():
-    """As C++ calls it."""
+    """C++ code calls the group like this."""
 
     def program():
         outputs = [nn.Parameter(torch.zeros(1)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Ranks must give one shape to a collective; dimensions of one element may be there on some ranks alone."""
+"""Ranks must give one shape to a collective; only dimensions of one element may be missing on some ranks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A rank has handlers of signals of its own, also where the ranks are threads of one process."""
+"""A rank has its own signal handlers, even if the ranks are threads of one process."""
 
 from __future__ import annotations
 
 import pytest
 
-# a trainer that saves and leaves when the cluster takes its machine away, as many have one
+# a trainer that saves and exits when the cluster takes its machine away, as many trainers do
 PROGRAM = """
 import os, signal, sys, threading
 from signal import SIGTERM, signal as set_handler
@@ -96,7 +96,7 @@ def test_handlers(run, world):
     run(PROGRAM, world=world).assert_outcomes(passed=5)
 
 
-# a rank that lets a signal end it, and one that would be told by a timer of the process
+# a rank that a signal ends, and one that needs a timer of the process
 ENDED = """
 import os, signal
 

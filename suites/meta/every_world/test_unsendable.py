@@ -1,4 +1,4 @@
-"""Arguments and results that cannot travel: the error names the argument, what it is, what in it is the trouble."""
+"""Arguments and results that cannot be pickled: the error names the argument, its type, and the part that fails."""
 
 from __future__ import annotations
 

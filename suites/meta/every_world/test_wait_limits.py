@@ -1,4 +1,4 @@
-"""A wait with a time limit ends, is no deadlock, and leaves behind what it leaves on gloo."""
+"""A wait with a time limit ends, is no deadlock, and leaves the same state as on gloo."""
 
 from __future__ import annotations
 

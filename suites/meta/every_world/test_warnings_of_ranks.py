@@ -1,4 +1,4 @@
-"""What ranks warn of in ``world.run``: filters hold there, and recorders hear it, on processes as on ``sim``."""
+"""Warnings of ranks in ``world.run``: filters apply there, and recorders get them, on processes as on ``sim``."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_one_that_fails_writes_what_it_has_warned_of():
     finally:
         world.close()
     assert heard == []
-    assert "UserWarning: on every rank" in "".join(raised.value.__notes__)  # where its output is
+    assert "UserWarning: on every rank" in "".join(raised.value.__notes__)  # beside the rank's output
 
 
 def test_a_warning_that_cannot_travel_is_told_by_its_words():

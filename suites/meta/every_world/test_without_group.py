@@ -19,7 +19,7 @@ def summed():
 
 
 def use_own_group(backend="gloo"):
-    """As in every script."""
+    """Make a group, use it and destroy it, as every script does."""
     dist.init_process_group(backend)
     total = summed()
     dist.destroy_process_group()
@@ -66,7 +66,7 @@ def test_a_program_leaves_its_own(rank):
 
 @pytest.mark.world_size(2)
 def test_the_one_that_was_left_is_gone(rank):
-    dist.init_process_group("gloo")  # takes the world's, for the first time
+    dist.init_process_group("gloo")  # takes the world's group, for the first time
     assert summed() == 3
 
 
@@ -159,7 +159,7 @@ def test_what_fails_there_leaves_the_others_alone(run, world, isolation):
     result = run(INNER, f"--isolation={isolation}", world=world)
     ended = result.parseoutcomes()
     assert ended.pop("passed") == 2
-    assert sum(ended.values()) == 3  # where a set-up fails, processes say so in their one message
+    assert sum(ended.values()) == 3  # after a failed set-up, processes report in their single message
     result.stdout.fnmatch_lines(["*begin without a process group*init_process_group()*"])
 
 

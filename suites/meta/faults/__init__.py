@@ -1,1 +1,1 @@
-"""Ranks that are killed, stalled or fed damaged data, on the simulated cluster and on gloo."""
+"""Tests of ranks that are killed, stalled or given damaged data, on the simulated cluster and on gloo."""

@@ -1,6 +1,6 @@
-"""Runs programs of ``loss_programs`` on gloo processes of which one really kills itself, sleeps, or never comes.
+"""Run programs of ``loss_programs`` on gloo processes of which one really kills itself, sleeps, or never joins.
 
-``python -m suites.meta.faults.gloo_losses CASES`` prints what each survivor was told, as JSON.
+``python -m suites.meta.faults.gloo_losses CASES`` prints the results of each survivor's operations as JSON.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ TIMEOUT_S, KNOWN_S, LIMIT_S = 2.0, 0.2, 20.0
 
 
 class Case(NamedTuple):
-    """``program``, in which rank ``lost`` is lost at its operation ``at`` by ``how``: kill, stall, absent."""
+    """A ``program`` in which rank ``lost`` is lost at its operation ``at`` by ``how``: kill, stall, absent."""
 
     program: str
     how: str
     at: int = 0
     lost: int = 1
-    leaves: bool = False  # ranks that have ended leave at once
+    leaves: bool = False  # ranks that have finished end their processes at once
 
 
 def recorder(told, about_to=lambda number: None):
-    """The ``do`` of a program: appends to ``told`` what an operation says; ``about_to`` is called before each."""
+    """Return the ``do`` of a program.
+
+    It appends the result of each operation to ``told``, and calls ``about_to`` before each.
+    """
 
     def do(operation, *args):
         about_to(len(told))
@@ -58,11 +61,11 @@ def _rank(rank, port, case, pipe, all_in, all_told):
     if case.how != "absent":
         store = dist.TCPStore("127.0.0.1", port, WORLD_SIZE, rank == 0, timedelta(seconds=LIMIT_S))
         store.set_timeout(timedelta(seconds=TIMEOUT_S))
-        all_in.wait(LIMIT_S)  # thirty processes that begin at a time take longer than a program may
-        store = dist.PrefixStore("default_pg", store)  # as the rendezvous of torch makes it
+        all_in.wait(LIMIT_S)  # thirty processes that start at once take longer than the time limit of a program
+        store = dist.PrefixStore("default_pg", store)  # as torch's rendezvous makes it
         timeout = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=WORLD_SIZE)
-        all_in.wait(LIMIT_S)  # one that is lost at once would be lost to peers that connect yet
+        all_in.wait(LIMIT_S)  # an earlier loss would hit peers that still connect
 
     def about_to(number):
         if rank == case.lost and number == case.at:
@@ -70,7 +73,7 @@ def _rank(rank, port, case, pipe, all_in, all_told):
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(2 * LIMIT_S)
         elif number >= case.at and case.how == "kill":
-            time.sleep(KNOWN_S)  # until its peers know
+            time.sleep(KNOWN_S)  # until its peers have detected the loss
 
     told = []
     getattr(loss_programs, case.program)(recorder(told, about_to), rank)
@@ -81,7 +84,7 @@ def _rank(rank, port, case, pipe, all_in, all_told):
 
 
 def _unused_port():
-    """A port below those that the system hands out, so that nobody is given it before its rank listens there."""
+    """Return a port below those that the system assigns, so that no other program gets it before its rank listens."""
     while True:
         with socket.socket() as free, contextlib.suppress(OSError):
             free.bind(("127.0.0.1", random.randrange(10_000, 32_768)))
@@ -89,7 +92,7 @@ def _unused_port():
 
 
 def start(case):
-    """Start one program; return what waits for its end."""
+    """Start one program; return a function that waits for its end."""
     context = multiprocessing.get_context("fork")
     port, all_in, all_told = _unused_port(), context.Barrier(WORLD_SIZE), context.Event()
     pipes, processes = {}, []
@@ -104,7 +107,7 @@ def start(case):
         survivors = [rank for rank in pipes if rank != case.lost]
         told = {rank: pipes[rank].recv() if pipes[rank].poll(LIMIT_S) else ["nothing"] for rank in survivors}
         all_told.set()
-        all_in.abort()  # of use to nobody now; forgotten before, its shared memory would serve the next program
+        all_in.abort()  # releases its shared memory, which would otherwise serve the next program
         for process in processes:
             process.kill()
             process.join()

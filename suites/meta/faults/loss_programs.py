@@ -1,6 +1,6 @@
-"""Programs that lose a rank: ``do(operation, ...)`` carries out one operation and keeps what it tells.
+"""Programs that lose a rank: ``do(operation, ...)`` carries out one operation and records its result.
 
-They run on real processes too (``gloo_losses.py``), of which one is killed, or sleeps, when it comes to an operation.
+They also run on real processes (``gloo_losses.py``), of which one is killed, or sleeps, at an operation.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def group_with_the_lost(do, rank):
 
 
 def monitor(do, rank):
-    from torch.distributed import monitored_barrier  # simulated ranks have their own
+    from torch.distributed import monitored_barrier  # imported here, because simulated ranks have their own
 
     do(barrier)
     do(monitored_barrier, None, SHORT)

@@ -1,4 +1,4 @@
-"""A rank that never comes: nobody gets a default group, survivors see what torch raises at the rendezvous."""
+"""A rank that never joins: no rank gets a default group, and survivors see torch's error at the rendezvous."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def meet(**timeout):
 
 
 def go_alone(**timeout):
-    """Work on one's own where the others do not come."""
+    """Continue alone if the other ranks do not join."""
     try:
         return meet(**timeout)
     except dist.DistError as error:

@@ -1,4 +1,4 @@
-"""Damaged data on the simulated cluster: of one rank's result, or of what one rank gives to all."""
+"""Damaged data on the simulated cluster: the result of one rank, or the input that one rank gives to all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEMANTICS = ["rendezvous", "buffered", "gloo", "nccl"]
 
 
 def reduce_twice(async_op=False):
-    """Sums of ``[rank + 1, 10]`` and ``[rank + 2, 20]``, and whether the rank's own values stay as they are."""
+    """Return sums of ``[rank + 1, 10]`` and ``[rank + 2, 20]``; check that the rank's own values stay."""
     rank, sums = dist.get_rank(), []
     for number in (1, 2):
         own = torch.tensor([rank + number, 10.0 * number])

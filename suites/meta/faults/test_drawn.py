@@ -1,4 +1,4 @@
-"""Faults that Hypothesis draws: it finds the least one that a program does not survive, rejects what says nothing."""
+"""Faults that Hypothesis draws: it finds the smallest fault that a program does not survive, and rejects others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = settings(max_examples=60, database=None, deadline=None, derandomize=True
 
 
 def reduce_twice(careful=()):
-    """Rank 0 returns a total; operations that are in ``careful`` are survived by all."""
+    """Return a total on rank 0; every rank survives the operations in ``careful``."""
     x = torch.ones(1)
     for number in range(2):
         try:

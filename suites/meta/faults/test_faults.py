@@ -1,4 +1,4 @@
-"""Killed ranks on the simulated cluster: survivors see what gloo shows them, and the report names the fault."""
+"""Killed ranks on the simulated cluster: survivors see gloo's behaviour, and the report names the fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reduce_three_times():
 
 
 def go_on_without(lost):
-    """All ranks reduce; when that fails, the survivors exchange a message and are well."""
+    """Reduce on all ranks; if that fails, the survivors exchange a message."""
     rank = dist.get_rank()
     try:
         reduce_three_times()

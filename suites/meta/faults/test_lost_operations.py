@@ -1,4 +1,4 @@
-"""Operations that lose a rank, killed or stalled: what their handles and futures tell, and which ones do without it."""
+"""Operations that lose a rank, killed or stalled: the results of handles and futures, and unaffected operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdlcheck.worlds import get_world
 
 
 def caught(fn, *args):
-    """The text of the RuntimeError that ``fn`` raises, empty if it raises none."""
+    """Return the text of the RuntimeError that ``fn`` raises, empty if it raises none."""
     try:
         fn(*args)
     except RuntimeError as error:
@@ -73,7 +73,7 @@ def test_a_time_limit_closes_also_the_connections_that_other_operations_of_the_r
     def program():
         rank, x = dist.get_rank(), torch.ones(1)
         if rank == 0:
-            work = dist.irecv(x, 2)  # rank 2 is well, and sends nothing
+            work = dist.irecv(x, 2)  # rank 2 works, but sends nothing
             return caught(dist.recv, torch.ones(1), 1), caught(work.wait)
         return dist.send(x, 0) if rank == 1 else None
 
@@ -174,7 +174,7 @@ def train(steps):
 
 
 def operations_of_ddp():
-    """How many operations a rank posts to build the model."""
+    """Return the number of operations that a rank posts to build the model."""
     for number in range(10):
         try:
             get_world("sim", faults=[Kill(1, number)]).run(train, 0, world_size=2)
@@ -195,7 +195,7 @@ def test_a_backward_pass_of_ddp_loses_a_rank(fault, error, schedule):
     story = "\n".join(failure.value.__notes__)
     assert ("gave up waiting" if fault is Stall else "lost the connection") in story
     with world.open(3) as ranks:
-        for _ in range(2):  # the ranks stay
+        for _ in range(2):  # the ranks survive
             with pytest.raises(error):
                 ranks.run(train, 3)
         world.faults = ()
@@ -205,7 +205,7 @@ def test_a_backward_pass_of_ddp_loses_a_rank(fault, error, schedule):
 
 @pytest.mark.parametrize(("semantics", "before"), [("rendezvous", True), ("gloo", False)])
 def test_a_poll_of_a_lost_message_says_what_it_says_of_others(semantics, before):
-    """Gloo's own: not complete before the wait, and complete after it; each wait raises."""
+    """A poll follows gloo: false before the wait, and true after it; each wait raises."""
 
     def program():
         if dist.get_rank():

@@ -1,6 +1,6 @@
-"""Faults on the simulated cluster tell survivors what gloo tells them when a process dies, stops or stays away.
+"""Faults on the simulated cluster give survivors gloo's errors of a process that dies, stops or never joins.
 
-A collective says of its time limit whether it was sending or receiving, which is a matter of gloo's algorithm.
+An error of a collective's time limit names sending or receiving, which depends on gloo's algorithm.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ CASES = [
     *(Case(name, how, 1, lost, True) for how in FAULTS for name in ("monitor", "monitor_all") for lost in (0, 1)),
     *(Case("rendezvous", "absent", 0, lost) for lost in range(WORLD_SIZE)),
 ]
-# what a collective does on ranks that talk to its root alone is a matter of gloo's algorithm; on sim it needs them all
+# ranks of a broadcast may only communicate with the root: that depends on gloo's algorithm; on sim it needs all ranks
 DIFFERENT = [Case("broadcast_to_the_lost", how) for how in FAULTS]
 
 
 @pytest.fixture(scope="module")
 def real():
-    """Case -> rank -> what it was told."""
+    """Return the results of gloo: case -> rank -> the results of its operations."""
     cases = [*CASES, *DIFFERENT]
     command = [sys.executable, "-m", f"{__package__}.gloo_losses", json.dumps(cases)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -60,7 +60,7 @@ def real():
 
 
 class LostFirst:
-    """The lost rank goes on while it can: where it is killed, its peers know."""
+    """A schedule that runs the lost rank while it can run, so that its peers detect a kill."""
 
     every_step = False
     every_post = False
@@ -88,7 +88,7 @@ def simulated(case):
 
 
 def plain(told, program):
-    """Without what differs from run to run."""
+    """Return the text without the parts that vary from run to run."""
     words = re.sub(r"\[(sim|/[^\]]*)\] ", "", told)
     words = re.sub(r"(Connection closed by peer|\w+ error .*: Connection reset by peer).*", LOST, words)
     words = re.sub(r"\d+ ?ms", "N ms", words)
@@ -97,16 +97,20 @@ def plain(told, program):
 
 
 def _whoever_was_first(told):
-    """The survivor whose time limit elapses first closes its connections; others see that, or their own limit."""
+    """Merge the errors after a time limit.
+
+    The survivor whose limit elapses first closes its connections; the others see that, or their own limit.
+    """
     given_up = (TIMED_OUT, "RuntimeError: connection lost", "RuntimeError: Application timeout caused pair closure")
     return {rank: ["given up" if one in given_up else one for one in of_rank] for rank, of_rank in told.items()}
 
 
 def _on_time(told, expected):
-    """What gloo tells where each rank comes to a monitored barrier before it hears of the loss.
+    """Return gloo's results for ranks that reach a monitored barrier before they detect the loss.
 
-    A rank that finds it without rank 0, which has left, is told of its connection alone. Rank 0, where it waits for
-    all and hears of the loss while it waits, names the rank, and else is told of its connection.
+    A rank that detects it without rank 0, which has left, only gets an error of its connection. Rank 0 names the rank
+    if it
+    detects the loss while it waits for all; otherwise it gets an error of its connection.
     """
     lost, late = f"RuntimeError: {LOST}", dict(expected)
     for rank, of_rank in told.items():
@@ -143,7 +147,7 @@ def test_survivors_are_told_what_gloo_tells(real, case):
 def test_where_they_are_not_it_is_known(real, case):
     told, expected = ([plain(one, "") for one in ranks[2]] for ranks in (simulated(case), real[case]))
     assert told == ["RuntimeError: connection lost" if case.how == "kill" else TIMED_OUT]
-    assert expected == ["ok"] or (case.how == "kill" and expected == [TIMED_OUT])  # as soon as it hears of the kill
+    assert expected == ["ok"] or (case.how == "kill" and expected == [TIMED_OUT])  # once it has detected the kill
 
 
 LOST = "connection lost"

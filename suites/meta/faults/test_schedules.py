@@ -1,4 +1,4 @@
-"""``schedules("all")`` under faults: what it leaves out of all schedules shows no outcome that it has not seen."""
+"""``schedules("all")`` under faults: the schedules that it omits show no outcome that it has not seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdlcheck.worlds.simulated.schedules import Exhaustive, dependency
 
 
 def explored(program, world_size, faults, reduction=True, limit=20_000):
-    """Everything that some run gives: values, errors, ranks that were stopped; and the number of runs."""
+    """Return all outcomes of the runs (values, errors, stopped ranks) and the number of runs."""
     search, seen = Exhaustive(reduction=reduction), set()
     while search.advance():
         with get_world("sim", schedule=search, faults=faults).open(world_size) as ranks:
@@ -47,7 +47,7 @@ def tell(seen, call, *args, **kwargs):
 
 
 def post_then_wait():
-    """A rank that is killed is seen at the post or at the wait."""
+    """Detect a killed rank at the post or at the wait."""
     seen = []
     if dist.get_rank() == 0:
         work = tell(seen, dist.irecv, torch.ones(1), 1)
@@ -60,7 +60,7 @@ def post_then_wait():
 
 
 def lose_elsewhere():
-    """Rank 1 is killed when it turns to rank 2, which rank 0 may know when it comes."""
+    """Kill rank 1 when it sends to rank 2; rank 0 may detect it at its receive."""
     rank, seen = dist.get_rank(), []
     if rank == 0:
         work = tell(seen, dist.irecv, torch.ones(1), 1)
@@ -73,7 +73,7 @@ def lose_elsewhere():
 
 
 def ask():
-    """A rank that is killed completes what others ask about."""
+    """Poll an operation that a killed rank completes."""
     seen = []
     if dist.get_rank() == 0 and (work := tell(seen, dist.irecv, torch.ones(1), 1)):
         seen.append(work.is_completed())
@@ -84,7 +84,7 @@ def ask():
 
 
 def take_what_comes():
-    """Rank 0 takes one message of two: of rank 1 before it is lost, or of rank 2."""
+    """Receive one message of two on rank 0: from rank 1 before it is lost, or from rank 2."""
     seen = []
     if dist.get_rank() == 0:
         seen.append(tell(seen, dist.recv, torch.zeros(1)))
@@ -148,7 +148,7 @@ CASES = [
 
 
 def random_program(seed):
-    """World size, for each rank a list of (operation, peer), and faults."""
+    """Draw a world size, for each rank a list of (operation, peer), and faults."""
     draw = random.Random(seed)
     world_size = draw.choice([2, 2, 3])
     code = [[] for _ in range(world_size)]
@@ -172,7 +172,7 @@ def random_program(seed):
 
 
 def interpret(code):
-    """Run one rank's list; return all that the rank has seen."""
+    """Run one rank's list; return everything that the rank has seen."""
     rank, seen, works, tensors = dist.get_rank(), [], [], []
     calls = {
         "any": lambda x, peer: dist.recv(x),

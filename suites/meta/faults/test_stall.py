@@ -1,4 +1,4 @@
-"""A stalled rank on the simulated cluster: survivors wait until their time limit elapses, which costs no time."""
+"""A stalled rank on the simulated cluster: survivors wait until their time limit elapses, which takes no real time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reduce_three_times():
 
 
 def caught(fn, *args):
-    """The text of the RuntimeError that ``fn`` raises, empty if it raises none."""
+    """Return the text of the RuntimeError that ``fn`` raises, empty if it raises none."""
     try:
         fn(*args)
     except RuntimeError as error:
@@ -65,7 +65,7 @@ def test_a_survivors_own_failure_counts_more_than_the_stall():
 
 
 def relay():
-    """Rank 2 sends to 3 and back; rank 1 is to send to 0."""
+    """Send from rank 2 to 3 and back; rank 1 should send to 0."""
     rank, x = dist.get_rank(), torch.full((1,), float(dist.get_rank()))
     if rank == 1:
         dist.send(x, 0)
@@ -89,7 +89,7 @@ def test_ranks_that_do_not_need_the_stalled_one_finish(schedule):
 
 
 def chain():
-    """Rank r receives from r + 1; the last one sends."""
+    """Receive on rank r from r + 1; the last rank sends."""
     rank, x = dist.get_rank(), torch.zeros(1)
     if rank < dist.get_world_size() - 1:
         told = caught(dist.recv, x, rank + 1)

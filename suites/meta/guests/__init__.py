@@ -1,1 +1,1 @@
-"""Projects that have never heard of pdlcheck run as if it were not installed."""
+"""Projects that do not use pdlcheck run as if it were not installed."""

@@ -1,4 +1,4 @@
-"""Small projects of other people: files, arguments and environment. Each is run with the plugin and without."""
+"""Small projects of third parties: files, arguments and environment. Each runs with the plugin and without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIXTURES = {
 
 @dataclass(frozen=True)
 class Project:
-    """A project: its files, and how its pytest is called."""
+    """A project: its files, and the call of its pytest."""
 
     files: Mapping[str, str]
     arguments: Sequence[str] = ()
@@ -31,7 +31,7 @@ class Project:
 
 
 def _options() -> Project:
-    """A conftest adds each option of our short names, with meanings of its own."""
+    """Return a project whose conftest adds each option of our short names, with other meanings."""
     lines = [f"    parser.addoption('--{name}', default='mine')" for name in (*OPTIONS, "require-gpu")]
     tests = f"""
 def test_values(request):
@@ -44,7 +44,7 @@ def test_values(request):
 
 
 def _read_early() -> Project:
-    """Another plugin parses the command line before conftest files are loaded, as jaxtyping's does."""
+    """Return a project whose plugin parses the command line before conftest files are loaded, as jaxtyping's does."""
     of_options = _options()
     plugin = "def pytest_load_initial_conftests(early_config, parser, args):\n    parser.parse_known_args(args)\n"
     ini = "[pytest]\naddopts = -p early_reader\npythonpath = .\n"
@@ -97,7 +97,7 @@ REGISTERED = "\n".join(["[pytest]", "addopts = --strict-markers", "markers =", *
 
 
 def _fixtures() -> Project:
-    """Fixtures and parameters of our names, in a conftest, in modules, in classes; of several scopes."""
+    """Return a project with fixtures and parameters of our names, in all places and of several scopes."""
     files = {}
     for scope in ("function", "session"):
         lines = ["import pytest"]

@@ -1,4 +1,4 @@
-"""The same outcome with the plugin as without, for projects that use nothing of it."""
+"""Projects that use nothing of the plugin have the same outcome with and without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUMMARY = re.compile(r"^=+ (.*) in [\d.]+s.*=+$", re.M)
 
 
 def outcome(folder, project, *arguments):
-    """Exit code, outcomes of tests, and counts, as pytest reports them."""
+    """Return exit code, outcomes of tests, and counts, as pytest reports them."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PDLCHECK"))}
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"]
     done = subprocess.run(
@@ -41,13 +41,13 @@ def test_a_project_that_uses_nothing_of_ours_runs_as_without_us(tmp_path, name):
         (tmp_path / path).write_text(text)
     *without, text_without = outcome(tmp_path, project, "-p", "no:pdlcheck")
     *with_us, text_with = outcome(tmp_path, project)
-    assert without[1], text_without  # it has tests
+    assert without[1], text_without  # the project has tests
     assert "pdlcheck" not in text_with.replace("pdlcheck-0.1.0", "")
     assert with_us == without, text_with
 
 
 def test_a_session_without_ranks_imports_little(tmp_path):
-    """What the plugin imports is what it costs such a session; guest_overhead.py measures it."""
+    """The imports of the plugin are its cost in such a session; guest_overhead.py measures it."""
     names = "[name for name in sys.modules if name.startswith('pdl' 'check')]"  # files with our name get more
     (tmp_path / "test_a.py").write_text(f"import sys\ndef test_a(): print('ours', *{names})\n")
     *_, text = outcome(tmp_path, Project({}, ("-s",)))

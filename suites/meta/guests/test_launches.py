@@ -101,15 +101,15 @@ def test_a_launch_of_tests_on_ranks_is_one_session(tmp_path, launch):
     (tmp_path / "test_a.py").write_text(OURS)
     (tmp_path / "conftest.py").write_text(
         "import os, pathlib\n"
-        "def pytest_sessionfinish(): pathlib.Path('finished' + str(os.getpid())).touch()\n"  # each process sees its end
+        "def pytest_sessionfinish(): pathlib.Path('finished' + str(os.getpid())).touch()\n"  # in each process
     )
     code, text = launch(tmp_path, "--junitxml=report.xml")
     assert code == 0, text
     assert text.count("2 passed") == 1
     assert text.count("test session starts") == 1
     assert "2 ranks launched by" in text
-    assert 'tests="2"' in (tmp_path / "report.xml").read_text()  # no other process has written it over
-    assert len(list(tmp_path.glob("finished*"))) == 2 + 2  # and the sessions of two ranks
+    assert 'tests="2"' in (tmp_path / "report.xml").read_text()  # no other process has overwritten it
+    assert len(list(tmp_path.glob("finished*"))) == 2 + 2  # plus the sessions of two ranks
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Sessions whose ranks torchrun, mpiexec, srun or a person has started."""
+"""Tests of sessions whose ranks are started by torchrun, mpiexec, srun or by hand."""

@@ -1,4 +1,4 @@
-"""Launched processes of which some cannot start their session, or their ranks a file: nobody waits for them."""
+"""Some launched processes cannot start their session, or their ranks cannot load a file: no process waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launched processes that lose their fork server, or stop: a test says so, and no launch waits for ever."""
+"""Launched processes lose their fork server, or stop: a test reports it, and no launch waits for ever."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ PYTEST = ["-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:randomly", 
 
 
 def outside() -> dict[str, str]:
-    """The environment without what belongs to an outer launch or an outer test."""
+    """Return the environment without the variables of an outer launch or an outer test."""
     return {name: value for name, value in os.environ.items() if name not in (INSIDE, "PYTEST_ADDOPTS")}
 
 
@@ -134,7 +134,7 @@ def test_torchrun(tmp_path):
 
 @pytest.mark.slow
 def test_under_torchrun_every_process_ends_with_the_exit_code_of_rank_0(tmp_path):
-    (tmp_path / "noting_the_code.py").write_text(  # torchrun itself would end the others after the first failure
+    (tmp_path / "noting_the_code.py").write_text(  # torchrun itself would end the others after a failure
         """
 import os, pathlib, subprocess, sys
 code = subprocess.call([sys.executable, *sys.argv[1:]])
@@ -167,7 +167,7 @@ def test_mpiexec(tmp_path):
 @pytest.mark.slow
 def test_srun(tmp_path):
     with slurm_cluster(nodes=1) as variables:
-        # with pmi2 there are the variables of an mpiexec too
+        # pmi2 also sets the variables of an mpiexec
         code, text = launched(["srun", "-n", "3", "--mpi=pmi2", sys.executable, *PYTEST], tmp_path, **variables)
     assert_one_true_report(code, text, "srun")
 
@@ -179,7 +179,7 @@ def free_port() -> int:
 
 
 def by_hand(folder: Path, rank: int, init_method: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    """One of two processes, as if each were on a node of its own."""
+    """Start one of two processes, as if each were on its own node."""
     (folder / "test_launched_ranks.py").write_text(FILE)
     own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     return subprocess.Popen(
@@ -194,7 +194,7 @@ def by_hand(folder: Path, rank: int, init_method: str, *arguments: str, **more: 
 
 @pytest.fixture
 def address() -> str:
-    """By which other machines reach this one: processes that meet there may be on several nodes."""
+    """Return an address by which other machines reach this one: processes that meet there may be on several nodes."""
     found = outward_address()
     if found is None or is_loopback(found):
         pytest.skip("needs a network interface besides loopback")
@@ -202,14 +202,14 @@ def address() -> str:
 
 
 def test_two_nodes_meet_by_tcp(tmp_path, address):
-    """By a shared file they do in most other tests."""
+    """Most other tests meet by a shared file."""
     meeting_place = f"tcp://{address}:{free_port()}"
     processes = [by_hand(tmp_path, rank, meeting_place, PDLCHECK_LAUNCH_KEY="k" * 32) for rank in (0, 1)]
     texts = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], texts
     assert "2 ranks launched by torchrun, 1 of them on this node" in texts[0]
     assert "1 passed" in texts[0]
-    assert not texts[1].strip()  # rank 0 alone reports
+    assert not texts[1].strip()  # only rank 0 reports
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def agent_of_rank_1(rank):
     second = by_hand(tmp_path, 1, place, "-k", two)
     (tmp_path / "agent").write_text(str(second.pid))
     first = by_hand(tmp_path, 0, place, "-k", two)
-    text = first.communicate(timeout=150)[0]  # longer than the time limit of a test, which would tell where it waits
+    text = first.communicate(timeout=150)[0]  # longer than a test's time limit, whose report shows the hang
     second.communicate(timeout=10)
     assert (first.returncode, second.returncode) == (1, -signal.SIGKILL)
     assert "RankDied: rank 1 went down with the process that had forked it" in text
@@ -319,7 +319,7 @@ def test_workers_of_xdist_and_a_launch_exclude_each_other(tmp_path):
 
 
 BY_TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-BY_SCRIPT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # a launcher of one's own: node 1 of 2, 4 a node
+BY_SCRIPT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}  # a user's launcher: node 1 of 2, 4 a node
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 KEY = {"PDLCHECK_LAUNCH_KEY": "0123456789abcdef"}
 SECRET = b"0123456789abcdef"
@@ -382,7 +382,7 @@ TEMPORARY = f"file://{tempfile.gettempdir()}/pdlcheck-{os.getuid()}-"
 )
 def test_the_place_in_a_launch_is_found_from_the_environment(environment, expected):
     assert launch_of(environment) == expected
-    assert has_traces(environment) or expected is None  # the quick look misses no launch
+    assert has_traces(environment) or expected is None  # the quick check misses no launch
 
 
 def test_several_nodes_need_a_place_to_meet():
@@ -407,7 +407,7 @@ def test_several_nodes_need_a_key_that_their_meeting_place_does_not_tell(given, 
 
 
 def test_on_one_machine_the_place_is_a_file_of_this_user_whatever_is_given():
-    """torch's rendezvous tells everybody on the machine what lies in it."""
+    """The rendezvous of torch gives its contents to every user of the machine."""
     one_node = BY_TORCHRUN | MASTER | {"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "a/b"}
     assert launch_of(one_node).init_method == f"{TEMPORARY}a-b-29500"
     assert launch_of(one_node, "env://").init_method == f"{TEMPORARY}a-b-29500"
@@ -436,7 +436,7 @@ def test_versions_that_differ_are_named(monkeypatch, tmp_path):
     from pdlcheck.worlds.launched.messages import Hello
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-    monkeypatch.setenv(INSIDE, "1")  # the placement sets it: to be restored
+    monkeypatch.setenv(INSIDE, "1")  # the placement sets it, so monkeypatch must restore it
     placement = LaunchedPlacement(Launch("torchrun", 0, 1, 0, 1, f"file://{tmp_path}/meeting"))
     try:
         placement._compare(Hello(1, software(), {}, 2, "node1", "10.0.0.2"))

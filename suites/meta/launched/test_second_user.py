@@ -1,4 +1,4 @@
-"""Another user of the machine tries to get into a launch: by its file, its store, its ports."""
+"""Another user of the machine tries to enter a launch: by its file, its store, its ports."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ for key in (b"", b"0", b"key"):
 
 @pytest.fixture
 def open_folder():
-    """A folder that every user may enter and write, as /tmp."""
+    """Yield a folder that every user may enter and write, such as /tmp."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o1777)
         yield Path(name)

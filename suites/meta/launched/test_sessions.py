@@ -1,4 +1,4 @@
-"""What tests and options do under a launcher: as on ranks that are started here, or refused with the cure."""
+"""Tests and options under a launcher: the same as on ranks that are started here, or refused with the cure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ W = pytest.mark.world_size(2)
 
 @pytest.fixture
 def launched(tmp_path):
-    """Run a file in two processes that are launched by hand; exit codes and what each of them printed.
+    """Return a function that runs a file in two processes launched by hand, and returns exit codes and outputs.
 
-    ``nodes``: that they say they are on. ``more``: variables of each. ``before``: a command that starts the second one.
-    ``others``: sources of more files, by name.
+    ``nodes``: the number of nodes that the processes claim to be on. ``more``: variables of each. ``before``: a command
+    that starts the second one. ``others``: sources of more files, by name.
     """
     started = []
 
@@ -85,7 +85,7 @@ def test_hashes(rank):
 
 @pytest.mark.slow
 def test_ranks_are_as_those_that_are_forked_here(launched):
-    """Their variables, hashes of strings, what files draw at import, an error that is slow to send: one session."""
+    """One session covers variables, string hashes, values drawn at import, and an error that is slow to send."""
     files = {
         "test_hashes": HASHES,
         "test_drawn": drawn_by_modules.SOURCE,
@@ -176,7 +176,7 @@ def test_workers_that_an_ini_file_asks_for_can_be_left_out(launched, tmp_path):
 
 @pytest.fixture
 def another_disk(tmp_path):
-    """A command that runs another one with a disk of its own for temporary files, as on another machine."""
+    """Return a command that runs another one with its own disk for temporary files, as on another machine."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     command = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {temporary} && exec "$@"', "sh"]
@@ -186,7 +186,7 @@ def another_disk(tmp_path):
 
 
 def variables_of_nodes(folder):
-    """Of two processes that do not share their folder for temporary files."""
+    """Return the variables of two processes that do not share their folder for temporary files."""
     return [{"TMPDIR": str(folder / "temporary")}] * 2
 
 
@@ -252,7 +252,7 @@ def test_a_file_that_imports_mpi_is_no_member_of_the_run_of_mpiexec(tmp_path):
     if mpiexec is None or importlib.util.find_spec("mpi4py") is None:
         pytest.skip("needs MPI: pip install 'pdlcheck[mpi]'")
     (tmp_path / "test_inner.py").write_text(
-        f"{HEAD}\nfrom mpi4py import MPI\n"  # its initialisation waits for every process that has been started
+        f"{HEAD}\nfrom mpi4py import MPI\n"  # its initialisation waits for every started process
         """
 @pytest.mark.world_size(1, 2)
 def test_it(world_size):
@@ -264,7 +264,7 @@ def test_alone():
 """
     )
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(tmp_path)}
-    # a process of Open MPI that no mpiexec has started leaves its shared memory behind, without us as well
+    # A process of Open MPI without mpiexec leaves its shared memory behind, also without pdlcheck.
     root["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)
     launch = [mpiexec, "-n", "2", "--oversubscribe"]
     done = subprocess.run(

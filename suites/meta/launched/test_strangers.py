@@ -1,4 +1,4 @@
-"""Who is not of the launch: other users and other hosts, those who know the store, who say nothing, who listen in."""
+"""Strangers to a launch: other users and hosts; some have read the store, some send nothing, some relay messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def nobody_comes_until(door: Door, done) -> None:
 
 
 def in_background(action):
-    """Run ``action`` beside the test; the list gets its result or its error."""
+    """Run ``action`` beside the test; append its result or its error to the list."""
     results = []
 
     def run() -> None:
@@ -80,7 +80,7 @@ def test_a_stranger_does_not_get_in(door, said):
 
 
 def test_nothing_is_unpickled_for_who_has_another_key(door, tmp_path):
-    """The key of a launch is not what its meeting place tells everybody."""
+    """The key of a launch differs from the text that its meeting place gives to every process."""
 
     class Runs:
         def __reduce__(self):
@@ -99,7 +99,7 @@ def test_nothing_is_unpickled_for_who_has_another_key(door, tmp_path):
 
 
 def test_who_passes_on_what_two_ends_say_does_not_come_between_them(door):
-    """A stranger who changes the store so that ranks come to him, and lets the door check them."""
+    """A stranger changes the store so that ranks connect to it, and relays the door's challenge to them."""
     with socket.create_server(("127.0.0.1", 0)) as between:
         in_background(lambda: enter("127.0.0.1", between.getsockname()[1], KEY))
         rank, _ = between.accept()
@@ -121,7 +121,7 @@ def test_a_rank_does_not_stay_with_a_door_that_has_another_key(door):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         thread, entered = in_background(lambda: enter("127.0.0.1", stranger.getsockname()[1], KEY))
         taken, _ = stranger.accept()
-        with Connection(taken.detach()) as connection:  # admits everybody, and cannot prove anything
+        with Connection(taken.detach()) as connection:  # admits every process, and cannot prove that it has the key
             connection.send_bytes(b"#CHALLENGE#" + b"x" * 20)
             connection.recv_bytes()
             connection.send_bytes(b"#WELCOME#")
@@ -132,7 +132,7 @@ def test_a_rank_does_not_stay_with_a_door_that_has_another_key(door):
 
 
 def test_nobody_waits_for_strangers_who_say_nothing(door):
-    silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(8)]  # as many as its backlog
+    silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(8)]  # as many as the door's backlog
     thread, entered = in_background(lambda: enter("127.0.0.1", door.port, KEY))
     inside = door.accept(time.monotonic() + door_module._HELLO_S / 2)
     thread.join()
@@ -150,7 +150,7 @@ def test_of_many_strangers_those_who_have_been_silent_for_longest_are_sent_away(
         own = silent[-1].getsockname()
         nobody_comes_until(door, lambda own=own: own in [one.getpeername() for one in door._outside])
     silent[0].settimeout(20)
-    while silent[0].recv(100):  # the challenge, and then the end
+    while silent[0].recv(100):  # first the challenge, and then the end
         pass
     silent[2].settimeout(0.2)
 
@@ -274,7 +274,7 @@ def test_the_store_of_several_nodes_does_not_tell_the_key_and_a_wrong_one_is_tol
     monkeypatch.setattr(meeting, "_PATIENCE_S", 3.0)
     where = f"tcp://127.0.0.1:{free_port()}"
     _, found = in_background(lambda: next(reach(of_two(1, where, b"the key on node 1"))))
-    listener = Listener(of_two(0, where, b"the key on node 0"))  # torch's store lets both in, whoever they are
+    listener = Listener(of_two(0, where, b"the key on node 0"))  # torch's store admits both, whatever their keys
     try:
         with pytest.raises(TimeoutError):
             listener.accept(time.monotonic() + 5)

@@ -1,1 +1,1 @@
-"""The process group over mpi4py, and the world whose ranks mpiexec starts."""
+"""Tests of the process group over mpi4py, and of the world whose ranks mpiexec starts."""

@@ -1,6 +1,6 @@
-"""Programs for four ranks that a backend written by hand could get wrong; simulated ranks say what is right.
+"""Programs for four ranks that a hand-written backend could get wrong; simulated ranks give the expected results.
 
-Run as a module under mpiexec it calls every program on the MPI backend and writes what each rank got.
+Run as a module under mpiexec, it calls every program on the MPI backend and writes the results of each rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = (
 
 
 def _values(*shape, dtype=torch.float32):
-    """Small whole numbers that differ from rank to rank, so that every way to add them is exact."""
+    """Return small integers that differ from rank to rank, so that every order of addition is exact."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     return torch.randint(0, 3, shape, generator=generator).to(dtype)
 
@@ -112,7 +112,7 @@ def strided_tensors():
 
 
 def strided_messages():
-    """MPI moves them where no other rank compares what is sent; gloo does not."""
+    """Exchange strided tensors; MPI moves them if no other rank compares the messages, gloo does not."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sent, taken = _values(4, 4), _values(4, 2)
     sending = dist.isend(sent[:, 3], (rank + 1) % world_size)
@@ -232,7 +232,7 @@ def train_with_no_sync_and_uneven_inputs():
 
 
 def refusals():
-    """What has no meaning is refused before anything is sent; the group can be used afterwards."""
+    """Call meaningless operations, which are refused before any message; then use the group."""
     tries = {
         "AVG of integers": lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), op=dist.ReduceOp.AVG),
         "BOR of floats": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BOR),
@@ -252,7 +252,7 @@ def refusals():
 
 
 def moves_while_nobody_waits():
-    """A long message arrives although its sender computes: rank 1 tells rank 0 through the store that it has it."""
+    """Send a long message while the sender waits for the store; rank 1 confirms the message through the store."""
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
     x = torch.full((1 << 20,), 3.0)
     if rank == 0:
@@ -267,7 +267,7 @@ def moves_while_nobody_waits():
 
 
 def reduces_while_every_rank_computes():
-    """The sum; rank 0 has begun and computed before another rank begins, and no rank waits for the result."""
+    """Return a sum that no rank waits for; rank 0 has begun and computed before another rank begins."""
     x, matrix = torch.ones(1 << 20), torch.rand(200, 200)
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() > 0:
@@ -312,12 +312,12 @@ REAL_ONLY = (
 def _call(program):
     try:
         return program()
-    except Exception as error:  # the test shows it beside what was expected
+    except Exception as error:  # the test shows the error beside the expected result
         return f"{type(error).__name__}: {error}"
 
 
 def main(folder: Path) -> None:
-    """Call everything, write ``folder``/rank."""
+    """Call every program; write the results to ``folder``/rank."""
     import pdlcheck.worlds.mpi  # noqa: F401 - registers the backend
 
     warnings.simplefilter("ignore")  # torch warns of names that it renames from release to release

@@ -1,4 +1,4 @@
-"""The MPI backend of torch.distributed, in a program that mpiexec starts: simulated ranks say what is right."""
+"""The MPI backend of torch.distributed in a program under mpiexec; simulated ranks give the expected results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = needs_mpi
 
 PROGRAMS = f"{__package__}.programs"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-ON_THIS_MACHINE = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm")  # looking for networks takes a second
+ON_THIS_MACHINE = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm")  # a search for networks takes a second
 
 
 def mpiexec(world_size: int, folder: Path, *program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python program on ``world_size`` ranks; what MPI writes stays in ``folder``."""
+    """Run a Python program on ``world_size`` ranks; files that MPI writes stay in ``folder``."""
     path = os.pathsep.join([entry for entry in sys.path if entry])
     environment = {**os.environ, **(ROOT if os.geteuid() == 0 else {}), "PYTHONPATH": path, "TMPDIR": str(folder)}
     environment |= variables
@@ -46,7 +46,7 @@ def mpiexec(world_size: int, folder: Path, *program: str, **variables: str) -> s
 
 @pytest.fixture(scope="module")
 def under_mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[object]]:
-    """Program -> what each of four ranks got."""
+    """Return the results of four ranks by program."""
     folder = tmp_path_factory.mktemp("mpi")
     done = mpiexec(4, folder, "-m", PROGRAMS, str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -68,7 +68,7 @@ def test_a_program_gives_every_rank_what_simulated_ranks_get(under_mpiexec, prog
 
 
 def test_a_reduction_keeps_the_inputs_of_others(under_mpiexec):
-    """Simulated ranks leave NaN there: gloo leaves partial sums."""
+    """Simulated ranks leave NaN there; gloo leaves partial sums."""
     assert under_mpiexec["a_reduction_keeps_the_inputs_of_others"] == [True] * 4
 
 
@@ -239,7 +239,7 @@ def test_a_second_start_of_mpi_or_of_the_group_is_refused_on_every_rank_and_the_
         assert "MPI.Init: MPI has started in this process, and starts only once; remove the call" in lines[2]
         assert "MPI has ended in this process (MPI.Finalize) before all_reduce" in lines[3]
         assert "MPI has ended in this process (MPI.Finalize), and cannot start a second time" in lines[4]
-    assert "more than once" not in done.stderr  # MPI's words, which do not name the cure
+    assert "more than once" not in done.stderr  # MPI's own message, which does not name the cure
 
 
 @pytest.mark.parametrize(("level", "alone"), [("single", ()), ("funneled", ()), ("single", (1,))])
@@ -310,7 +310,7 @@ def test_a_message_that_mpi_cut_off_names_the_likely_cause_and_the_switch(tmp_pa
 
 
 def test_an_all_reduce_ends_while_every_rank_computes(under_mpiexec):
-    """Nobody waits for it or asks about it: that is what lets DDP's buckets overlap with its backward pass."""
+    """No rank waits for it or polls it; this lets DDP's buckets overlap with its backward pass."""
     assert under_mpiexec["reduces_while_every_rank_computes"] == [4.0 * (1 << 20)] * 4
 
 

@@ -1,4 +1,4 @@
-"""Pools of MPI ranks: the verdicts of the other worlds, and what happens when something is killed."""
+"""Pools of MPI ranks: the verdicts of the other worlds, and the behaviour after a process is killed."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def assert_heals(world: ProcessWorld) -> None:
 
 
 def left_in_folders(controller: int | None = None) -> set[Path]:
-    """What a controller, or this process, has in the folders for temporary files; other test workers have theirs."""
+    """Return the files of a controller or this process in the temporary folders; other test workers have theirs."""
     names = f"pdlcheck-mpi-{controller or os.getpid()}-*"
     return {path for folder in FOLDERS for path in folder.glob(names)}
 
 
 def in_job(pid: int) -> list[int]:
-    """The processes below ``pid``, and itself."""
+    """Return ``pid`` and its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return [pid, *(other for child in children.read_text().split() for other in in_job(int(child)))]
@@ -111,7 +111,7 @@ def test_replicas_of_ddp_are_equal_bit_for_bit(world):
 
 
 def test_a_reduction_keeps_the_inputs_of_others(world):
-    """Simulated ranks leave NaN there: gloo leaves partial sums."""
+    """Simulated ranks leave NaN there; gloo leaves partial sums."""
     assert world.run(a_reduction_keeps_the_inputs_of_others, world_size=4) == [True] * 4
 
 
@@ -120,7 +120,7 @@ def test_a_long_message_moves_while_its_sender_waits_for_something_else(world):
 
 
 def describe() -> tuple[int, str]:
-    """The process, and the name that the next group gets."""
+    """Return the process id, and the name that the next group gets."""
     group = dist.new_group([1, 0])
     x = torch.tensor([2.0 ** dist.get_rank()])
     dist.all_reduce(x, group=group)
@@ -202,7 +202,7 @@ def test_after_close_nothing_is_left():
 
 def test_of_a_job_that_cannot_start_nothing_is_left(monkeypatch):
     before = left_in_folders()
-    monkeypatch.setattr(subprocess, "Popen", None)  # whatever fails after the folders are made
+    monkeypatch.setattr(subprocess, "Popen", None)  # fails after the folders are made
     with pytest.raises(TypeError):
         Job(2)
     assert left_in_folders() == before
@@ -225,7 +225,7 @@ def test_of_a_world_that_nobody_holds_nothing_is_left():
 
 
 def users_of(folder: Path) -> list[int]:
-    """Processes that name ``folder`` in their command line."""
+    """Return processes that name ``folder`` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -285,7 +285,7 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch):
 
 
 def test_an_mpi_that_does_not_start_is_told_with_how_it_ended_and_the_cure(monkeypatch):
-    monkeypatch.setenv("OMPI_MCA_coll", "^basic,tuned,libnbc,inter,sync,self,sm,han,adapt")  # nothing to add with
+    monkeypatch.setenv("OMPI_MCA_coll", "^basic,tuned,libnbc,inter,sync,self,sm,han,adapt")  # no component can add
     words = r"^mpi processes cannot start: rank \d ended its process with exit code \d+ while it joined the group; "
     cure = r"pip install pdlcheck\[mpi\] brings an MPI and an mpiexec that fit"
     world = ProcessWorld("mpi")

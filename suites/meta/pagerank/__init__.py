@@ -1,1 +1,1 @@
-"""PageRank from outside: its command, memory, the backend of networkx, and the packages it is compared with."""
+"""Tests of PageRank from outside: its command, memory, networkx backend, and the packages it is compared with."""

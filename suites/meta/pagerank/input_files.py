@@ -1,4 +1,4 @@
-"""Files of edges, good ones with what is read, bad ones with what is said."""
+"""Edge files: good ones with their edges, bad ones with their error messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["BAD", "GOOD", "Bad", "Good"]
 class Good:
     """A file, options, and the edges that are read from it: two ids each, perhaps a weight.
 
-    ``nodes`` are all nodes in their order; ``None`` is the ids of the edges, sorted where they are integers, in order
-    of their first edge where they are names.
+    ``nodes`` are all nodes in their order. ``None`` means the ids of the edges: integers are sorted, names are in the
+    order of their first edge.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Good:
 
 @dataclass(frozen=True)
 class Bad:
-    """A file, options, the exact message without the name of the folder, and options that make it right."""
+    """A file, options, the exact message without the folder's name, and options that make the file valid."""
 
     name: str
     content: str | bytes | Callable[[], bytes]

@@ -1,4 +1,4 @@
-"""Small packed files that unpack to very much: read or refused in little memory."""
+"""Small compressed files that unpack to very much data: read or refused in little memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BEGINS = {
 
 
 def read_in_a_process(folder, *paths):
-    """For each the megabytes that reading took, and what was said."""
+    """Return the megabytes that reading took and the resulting text, for each path."""
     usual = folder / "usual.txt"
     usual.write_text("0 1\n1 0\n")
     command = [sys.executable, "-c", READ, *map(str, [usual, *paths])]
@@ -93,7 +93,7 @@ def test_bombs_are_refused_in_little_memory(tmp_path):
 
 @pytest.mark.slow
 def test_an_archive_that_is_packed_once_more_is_read_from_the_disk(tmp_path):
-    """As large as the bombs, and of real arrays, which nobody asked for."""
+    """The archive is as large as the bombs, and its extra arrays are real but unused."""
     path = tmp_path / "edges.npz"
     np.savez(path, src=[0, 1], dst=[1, 0], notes=np.zeros(PIECES * PIECE // 8))
     (tmp_path / "edges.npz.gz").write_bytes(gzip.compress(path.read_bytes(), 1))

@@ -1,4 +1,4 @@
-"""``pdlcheck pagerank``, run as a user runs it; what only its words and its exit code tell, in this process."""
+"""``pdlcheck pagerank``, run as a user runs it; output and exit codes alone are tested in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*arguments, folder):
 
 @pytest.fixture
 def run_here(monkeypatch, capsys):
-    """The same in this process, which has imported what takes long to import."""
+    """Return a function that runs the command in this process, which has already done the slow imports."""
 
     def call(*arguments, folder):
         monkeypatch.chdir(folder)
@@ -46,7 +46,7 @@ def run_here(monkeypatch, capsys):
 
 @pytest.fixture
 def web(tmp_path):
-    """A random graph in a text file, and its scores."""
+    """Return a random graph in a text file, and the graph."""
     src, dst = np.random.default_rng(0).integers(0, 60, (2, 300))
     path = tmp_path / "web.txt"
     path.write_text("# a web\n" + "".join(f"{u} {v}\n" for u, v in zip(src, dst, strict=True)))
@@ -82,7 +82,7 @@ def test_a_terminal_shows_a_bar(web):
 @pytest.mark.slow
 def test_a_terminal_that_cannot_write_every_letter_gets_its_table(web):
     path, _ = web
-    narrow = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "20"}  # so that the ends of words are left out
+    narrow = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "20"}  # narrow enough to truncate words
     found = subprocess.run([*COMMAND, str(path)], env=narrow, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert re.search(r"^\| +1 \| +\d+ \| \d\.\d+\?\|$", found.stdout, re.M), found.stdout
@@ -188,7 +188,7 @@ def test_names_go_from_standard_input_to_the_table_and_to_all_scores(tmp_path, s
     assert found.returncode == 0, found.stderr
     assert re.search(r"^ +1 +\[red\]cy +\d\.\d+e-01 *$", found.stdout, re.M)
     how = "text, commas between fields, edges from 'from' to 'to', ids are names, weights from 'weight'"
-    where = "standard input" if suffix == "csv" else r"file descriptor \d+"  # what stands for it in this process
+    where = "standard input" if suffix == "csv" else r"file descriptor \d+"  # the name of the stream in this process
     assert re.search(rf"^{where}: {re.escape(how)}$", found.stderr, re.M)
     scores = saved(tmp_path / f"s.{suffix}")
     assert scores == pytest.approx(named_scores(), abs=1e-8)
@@ -198,7 +198,7 @@ def test_names_go_from_standard_input_to_the_table_and_to_all_scores(tmp_path, s
 
 
 def saved(path):
-    """The scores in a file, by node."""
+    """Return the scores in a file, by node."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8") as file:
             return {row["node"]: float(row["score"]) for row in csv.DictReader(file)}
@@ -239,7 +239,7 @@ def test_a_file_with_fewer_edges_than_it_says_is_noted(tmp_path, run_here):
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "a pipe"])
 def test_output_touches_no_other_file(web, kind, run_here):
-    """Neither what a name beside it leads to, nor what the old file of that name was a link to."""
+    """Neither the target of a link beside it changes, nor the target of the old file if that was a link."""
     folder = web[0].parent
     (folder / "victim").write_text("precious")
     beside = folder / "s.npz.part"
@@ -261,13 +261,13 @@ def test_output_touches_no_other_file(web, kind, run_here):
 
 
 def sigint_is_on():
-    """Also where a shell started this in the background and so had it ignored."""
+    """Enable SIGINT, which a shell may have disabled for background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("phase", ["read", "build"])
 def test_ctrl_c_ends_it_with_one_line_and_leaves_no_file(tmp_path, phase):
-    """A gzip file of many equal members: small, but it takes seconds to read."""
+    """The gzip file has many equal members: it is small, but takes seconds to read."""
     members = 40 if phase == "read" else 3
     (tmp_path / "edges.gz").write_bytes(gzip.compress(b"0 1\n1 2\n2 0\n" * 300_000, 1) * members)
     command = [*COMMAND, "edges.gz", "--output", "scores.npz"]

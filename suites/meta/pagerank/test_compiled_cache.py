@@ -1,4 +1,4 @@
-"""Machine code is kept where a folder can be written, and PageRank runs where none can."""
+"""Compiled code is kept if some folder can be written, and PageRank runs if none can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BACKEND = "import networkx as nx; print(nx.pagerank(nx.DiGraph([(0, 1), (1, 0)])
 
 @pytest.fixture(scope="module")
 def without_cache_folder(tmp_path_factory):
-    """A copy of the package beside which no cache can be written: a file has the name of each cache folder."""
+    """Return a copy of the package beside which no cache can be written, because files block the cache folders."""
     root = tmp_path_factory.mktemp("read-only")
     shutil.copytree(PACKAGE, root / "pdlcheck", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in {path.parent for path in (root / "pdlcheck").rglob("*.py")}:
@@ -51,7 +51,7 @@ def kept(temporary):
 
 @pytest.mark.slow
 def test_a_temporary_folder_of_this_user_alone_keeps_the_machine_code(without_cache_folder, tmp_path):
-    """The command, then the networkx backend with what the command has compiled."""
+    """The command compiles the code, and the networkx backend then uses it."""
     (tmp_path / "edges.txt").write_text("0 1\n1 0\n")
     done = run(without_cache_folder, tmp_path, "-m", "pdlcheck", "pagerank", str(tmp_path / "edges.txt"))
     assert done.returncode == 0, done.stderr
@@ -67,7 +67,7 @@ def test_a_temporary_folder_of_this_user_alone_keeps_the_machine_code(without_ca
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["open to others", "a link"])
 def test_a_temporary_folder_of_somebody_else_is_not_used(without_cache_folder, tmp_path, kind):
-    """numba unpickles what lies in its cache."""
+    """Numba unpickles the files in its cache."""
     if kind == "a link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         folder_of(tmp_path).symlink_to(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""The table of files of edges: what is read agrees with networkx, what is wrong is named with its cure."""
+"""The table of edge files: good files agree with networkx, and errors of bad files name the cure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_table_has_good_and_bad_files():
 
 @pytest.mark.parametrize("name", ["names", "zstd", "arrays", "Matrix Market, pattern", "Parquet, integers"])
 def test_a_stream_is_read_as_the_file_is(tmp_path, name):
-    """A pipe, which has no length and in which no library can seek."""
+    """A pipe has no length, and no library can seek in it."""
     case = GOOD[name]
     path = write(tmp_path, case)
     with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as process:
@@ -94,7 +94,7 @@ def test_a_stream_of_text_is_refused(tmp_path):
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path):
-    """A module of that name that cannot be imported stands before the real one."""
+    """A broken module of that name comes before the real one on the path."""
     if sys.version_info >= (3, 14):
         pytest.skip("zstd is in the standard library")
     (tmp_path / "zstandard.py").write_text("raise ImportError('none')")
@@ -133,7 +133,7 @@ print(as_graph(sp.csr_array(np.eye(3))))
 
 @pytest.mark.parametrize("form", ["csr", "csc"])
 def test_a_malformed_matrix_is_refused_before_scipy_follows_it(tmp_path, form):
-    """In a process of its own: it was ended by a signal."""
+    """A separate process reads the files, because a signal ended it before the fix."""
     import numpy as np
 
     paths = [tmp_path / f"{name}.npz" for name in MALFORMED]

@@ -1,4 +1,4 @@
-"""How much memory is free, and that what does not fit is refused before it is allocated."""
+"""The amount of free memory, and the refusal of graphs that do not fit before they are allocated."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_many_vectors_that_cannot_fit_are_refused_at_once():
 
 
 def test_a_file_whose_edges_cannot_fit_is_refused_after_its_first_block(tmp_path):
-    """The file is sparse on disk: all but its first block are zeros that were never written."""
+    """The file is sparse on disk: everything after its first block is zeros that were never written."""
     path = tmp_path / "edges.txt"
     path.write_bytes(b"0 1\n1 2\n" * (1 << 20))
     with path.open("r+b") as file:
@@ -128,12 +128,12 @@ def test_a_file_whose_edges_cannot_fit_is_refused_after_its_first_block(tmp_path
 
 
 def test_arrays_that_cannot_fit_are_refused_before_they_are_read(tmp_path):
-    """An .npz that says of one of its arrays that it is large."""
+    """The .npz file claims a large size for one of its arrays."""
     path = tmp_path / "edges.npz"
     np.savez(path, src=np.zeros(5, np.int64), dst=np.zeros(5, np.int64))
     with zipfile.ZipFile(path, "a") as archive:
         archive.getinfo("src.npy").file_size = 2**50
-        archive.writestr("more.npy", b"")  # the directory is written again
+        archive.writestr("more.npy", b"")  # writes the directory again
     with pytest.raises(MemoryError, match=r"edges.npz: its arrays and the graph needs 20971\d\d.\d GiB"):
         read_edges(path)
 

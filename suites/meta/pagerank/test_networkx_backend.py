@@ -1,4 +1,4 @@
-"""The backend ``pdlcheck`` as networkx finds it: by its entry points, in processes of their own."""
+"""The backend ``pdlcheck`` as networkx finds it: by its entry points, in separate processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from ..clone import ROOT
 
 PROJECT = ROOT / "pyproject.toml"
-OTHERS = {"stochastic_graph", "to_scipy_sparse_array"}  # of networkx, called by its own private variants of PageRank
+OTHERS = {"stochastic_graph", "to_scipy_sparse_array"}  # called by networkx's private variants of PageRank
 GROUPS = ("networkx.backends", "networkx.backend_info")
 
 
 @pytest.fixture
 def environment(tmp_path):
-    """The entry points; those of pyproject.toml where the project was installed before it had them."""
+    """Return an environment with the entry points, from pyproject.toml if an older installation lacks them."""
     found = dict(os.environ, PYTEST_ADDOPTS="-p no:cacheprovider")
     if entry_points(group=GROUPS[0], name="pdlcheck"):
         return found

@@ -11,7 +11,7 @@ from pdlcheck.primitives.pagerank.files.numbering import number_nodes
 from pdlcheck.primitives.pagerank.node_ids import NodeIds
 from pdlcheck.primitives.pagerank.ranks.arguments import _digest_of_names
 
-EDGES = 150_000  # more than a thread's worth, and than the first hash table holds
+EDGES = 150_000  # more than one thread's share, and than the first hash table holds
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The benchmarks that ask other packages for PageRank: what they draw, how they judge, and how they search."""
+"""The benchmarks of other packages' PageRank: their drawn cases, verdicts and searches."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def ranking(monkeypatch):
-    """The modules of benchmarks/comparisons/ranking by name."""
+    """Return the modules of benchmarks/comparisons/ranking by name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     names = ("drawn", "judged", "ours", "peer", "process", "reference", "registry", "rounds", "speed_table", "tuning")
     return SimpleNamespace(**{name: importlib.import_module(f"ranking.{name}") for name in names})
 
 
-# ---- what is drawn
+# ---- drawn cases
 
 
 def test_a_number_is_one_case_whatever_was_drawn_before(ranking):
@@ -73,7 +73,7 @@ def test_each_trait_is_drawn(ranking):
     assert max(traits.values()) <= 295, traits
 
 
-# ---- how an answer is judged
+# ---- verdicts on answers
 
 
 def peer_that(ranking, solve, **arguments):
@@ -90,7 +90,7 @@ def truth(edges, question, setting):
 
 
 def leaky(edges, question, setting):
-    """Drops the mass of dangling nodes, then normalises nothing."""
+    """Drop the mass of dangling nodes, and do not normalise."""
     oracle = Oracle.of(edges, question.damping)
     x = np.linalg.solve(np.eye(edges.num_nodes) - oracle.damping * oracle.matrix(), 0.15 * oracle.teleport)
     return np.asarray(x)
@@ -180,7 +180,7 @@ def test_the_command_counts_disagreements_with_what_is_installed(tmp_path):
     assert counts["pdlcheck auto"]["worst_error"] <= 1e-8
 
 
-# ---- how a setting is searched
+# ---- search of a setting
 
 
 def test_the_loosest_tolerance_is_found(ranking):
@@ -227,7 +227,7 @@ def test_a_solver_without_a_setting_is_taken_as_it_is(ranking):
 def test_a_peer_that_takes_too_long_or_too_much_memory_is_ended(ranking, tmp_path):
     peer = ranking.registry.find("SciPy loop")
     slow = ranking.process.PeerProcess(peer)
-    os.mkfifo(tmp_path / "src.npy")  # nobody writes
+    os.mkfifo(tmp_path / "src.npy")  # no process writes to it
     assert slow.ask("load", timeout_s=0.001, folder=str(tmp_path))["failed"] == "over 0.001 s"
     assert slow.over == "over 0.001 s"
     (tmp_path / "src.npy").unlink()
@@ -275,7 +275,7 @@ def test_the_command_times_peers_at_one_true_error(tmp_path):
     options = ["--graphs", "small", "--peers", "scipy loop", "--rounds", "2", "--json", str(tmp_path / "times.json")]
     command = [sys.executable, str(BENCHMARKS / "pagerank_peers.py"), *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: a target is not held on a graph this small
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: a target is not met on a graph this small
     (graph,) = json.loads((tmp_path / "times.json").read_text())["graphs"]
     assert [found["peer"] for found in graph["rows"]] == ["pdlcheck", "pdlcheck, tol tuned", "SciPy loop"]
     for found in graph["rows"]:

@@ -1,1 +1,1 @@
-"""What ``torch.distributed`` is to a simulated rank."""
+"""The view that a simulated rank has of ``torch.distributed``."""

@@ -1,4 +1,7 @@
-"""Groups that are not the running rank's: made by another rank, or in an earlier run, and kept where ranks share it."""
+"""The detection of groups that are not the running rank's own.
+
+Another rank or an earlier run made such a group, and kept it in a place that ranks share.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ SHARE_ATTRIBUTE = "simulated ranks share this attribute"
 
 
 def require_own_group(operation: Operation, network: object) -> None:
-    """An operation would count as that of the rank whose end of the group it is posted on.
+    """Check that the running rank posts an operation on its own end of a group.
+
+    Without the check, the operation would count as one of the rank that made this end.
 
     Raises:
-        Unsupported: that is another rank than the one that runs, or the group is on another network than that one.
+        Unsupported: another rank made this end, or the group is on another network than the running rank.
     """
     me, signature = current_rank(), operation.signature
     if me is None or (me.rank == signature.rank and me.network is network):
@@ -47,13 +52,16 @@ def require_own_group(operation: Operation, network: object) -> None:
 
 
 def tell_whose(error: Exception) -> None:
-    """On a rank: torch does not know a group that it was asked about; a note says so where it is not the rank's."""
+    """Add a note to an error that torch raised on a rank because it does not know a group.
+
+    The note states who made the group. There is no note if the running rank made it itself.
+    """
     me, group = current_rank(), _asked_about(error)
     if me is None or group is None:
         return
     maker = group._members[group.rank()]
     if group._engine is me.network and maker == me.rank:
-        return  # its own, which it has destroyed
+        return  # the rank has destroyed its own group
     here = group._engine is me.network
     made = f"by rank {maker}" if here else "in an earlier run"
     frames = [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
@@ -68,7 +76,7 @@ def tell_whose(error: Exception) -> None:
 
 
 def _asked_about(error: Exception) -> WatchedGroup | None:
-    """The group that a function of torch had when it raised this."""
+    """Return the group that a function of torch had as a local variable when it raised this; None without one."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -84,7 +92,10 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _set_by_hand(frames: Iterable[FrameType], maker: int | None) -> str:
-    """What to say where one of these frames is a function that was set as an attribute of another module's class."""
+    """Return a message if one of these frames runs a function that was set as an attribute of another module's class.
+
+    The message is empty if there is no such frame.
+    """
     codes = {frame.f_code for frame in frames if KIND_OF_FILE[frame.f_code.co_filename] == "user"}
     for function in gc.get_referrers(*codes):
         if type(function) is not FunctionType or function.__code__ not in codes or not _holds_anothers(function):
@@ -101,7 +112,7 @@ def _set_by_hand(frames: Iterable[FrameType], maker: int | None) -> str:
 
 
 def _holds_anothers(function: FunctionType) -> bool:
-    """Does it enclose a group that is not the running rank's, or an object that has one?"""
+    """Return whether the function encloses a group that is not the running rank's, or an object that has one."""
     me = current_rank()
     enclosed = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     groups = [part for value in enclosed for part in (value, *_parts(value)) if _is_group(part)]
@@ -109,7 +120,7 @@ def _holds_anothers(function: FunctionType) -> bool:
 
 
 def _attribute(function: FunctionType) -> tuple[str, str] | None:
-    """The attribute of another module's class that the function is, and that module; None if it is none."""
+    """Return the attribute of another module's class that is this function, and that module; None if there is none."""
     own = function.__globals__.get("__name__")
     for names in gc.get_referrers(function):
         for owner in gc.get_referrers(names) if type(names) is dict else ():
@@ -121,9 +132,10 @@ def _attribute(function: FunctionType) -> tuple[str, str] | None:
 
 
 class Ended:
-    """The engine of groups whose ranks have got others."""
+    """The engine of groups that are out of use, because their ranks have new ones."""
 
     def post(self, operation: Operation) -> dist.Work:
+        """Raise ``Unsupported``, because the group was made in an earlier run."""
         raise _from_an_earlier_run(operation)
 
 
@@ -146,7 +158,7 @@ def _kept() -> str:
 
 
 def _keepers() -> set[str]:
-    """The modules that hold groups, in a name, a container, an object or what a function remembers."""
+    """Return the modules that hold groups: in a name, a container, an object, or the cache of a function."""
     return {
         name
         for name, module in list(sys.modules.items())
@@ -156,7 +168,7 @@ def _keepers() -> set[str]:
 
 
 def _is_group(value: Any) -> bool:
-    return issubclass(type(value), WatchedGroup)  # some objects warn when they are asked for their class
+    return issubclass(type(value), WatchedGroup)  # isinstance() reads __class__, at which some objects warn
 
 
 def _parts(value: Any) -> list[Any]:
@@ -165,9 +177,9 @@ def _parts(value: Any) -> list[Any]:
     if type(value) is ModuleType:
         return []
     if type(value) is functools._lru_cache_wrapper:
-        held = gc.get_referents(value)  # what it remembers, or a dict of that
+        held = gc.get_referents(value)  # the cached results, or a dict of them
         return [*held, *(inner for part in held if type(part) is dict for inner in part.values())]
     names = value if type(value) is dict else None
     with suppress(AttributeError):
-        names = names or object.__getattribute__(value, "__dict__")  # past what the object would do when asked
+        names = names or object.__getattribute__(value, "__dict__")  # bypasses __getattribute__ of the object's class
     return list(names.values()) if type(names) is dict else []

@@ -1,4 +1,7 @@
-"""How process groups come to be on simulated ranks: any backend name gives a simulated one, and all ranks take part."""
+"""The creation of process groups on simulated ranks.
+
+Every backend name gives a simulated group, and all ranks take part.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ BACKEND = "sim"
 
 
 def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``_new_process_group_helper``, which every rank calls for each group, also those that are no members."""
+    """Return the stand-in for ``_new_process_group_helper``.
+
+    Every rank calls that function for each group, even a rank that is not a member.
+    """
 
     @wraps(make)
     def helper(
@@ -55,9 +61,13 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_backends(rank: Any) -> bool:
-    """Have ``dist.get_backend()`` of a rank name gloo, as programs on CPU tensors look for; False if it does.
+    """Make ``dist.get_backend()`` of a rank return gloo, which programs with CPU tensors expect.
 
-    Where messages between two ranks are matched in order, as NCCL does it, a program must not take gloo for granted.
+    If messages between two ranks are matched in order, as on NCCL, it does not return gloo: a program must not rely on
+    gloo then.
+
+    Returns:
+        True if a name has changed.
     """
     name = BACKEND if rank.network.semantics.messages == "in_order" else "gloo"
     known = rank.c10d["pg_map"]
@@ -67,9 +77,13 @@ def name_backends(rank: Any) -> bool:
 
 
 def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None) -> None:
-    """All ranks make the same groups in the same order; with local synchronisation, the members do.
+    """Make a group together with the other ranks.
 
-    Where ranks may be lost, members wait for one another alone, as on gloo: survivors can make a group of their own.
+    All ranks make the same groups in the same order. With local synchronisation, only the members do. If ranks may be
+    lost, members wait only for one another, as on gloo, so that survivors can make a group of their own.
+
+    Raises:
+        RuntimeError: a member is lost.
     """
     default = me.c10d["default_pg"]
     everyone, ranks = default.members, tuple(default.members[place] for place in ranks)
@@ -98,7 +112,7 @@ def _waited_for() -> c10d.BarrierOptions:
 
 
 def _refused(warn: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``_warn_not_in_group``: torch warns and skips the call, so the tensor stays as it is."""
+    """Return the stand-in for ``_warn_not_in_group``. torch only warns and skips the call: the tensor stays as it is."""
 
     @wraps(warn)
     def refuse(op_name: str) -> None:
@@ -118,7 +132,7 @@ def _refused(warn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``init_process_group``: the first call of a program takes the group that its rank has already."""
+    """Return the stand-in for ``init_process_group``: a program's first call takes the group that its rank already has."""
 
     @wraps(init)
     def adopt(*args: Any, **kwargs: Any) -> None:
@@ -133,7 +147,10 @@ def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asked(is_initialized: Callable[[], bool]) -> Callable[[], bool]:
-    """Of ``is_initialized``, which whatever needs the default group asks first: where a fault took it, say so."""
+    """Return the stand-in for ``is_initialized``, which code that needs the default group calls first.
+
+    If a fault took the group, the stand-in raises an error that states this.
+    """
     needs = c10d._get_default_group.__code__
 
     @wraps(is_initialized)
@@ -149,7 +166,7 @@ def _asked(is_initialized: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def _exact(monitored_barrier: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``monitored_barrier``, which torch has for gloo alone."""
+    """Return the stand-in for ``monitored_barrier``, which torch supports on gloo only."""
 
     @wraps(monitored_barrier)
     def barrier(*args: Any, **kwargs: Any) -> None:
@@ -159,12 +176,12 @@ def _exact(monitored_barrier: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_libraries(default_timeout: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``_get_default_timeout``, which asks for NCCL's own and warns where torch has none."""
+    """Return the stand-in for ``_get_default_timeout``, which asks for NCCL's timeout and warns if torch has no NCCL."""
     return wraps(default_timeout)(lambda name: default_timeout(name if current_rank() is None else BACKEND))
 
 
 def _met(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
-    """Of ``rendezvous``, which finds the other processes by an address."""
+    """Return the stand-in for ``rendezvous``, which finds the other processes by an address."""
 
     @wraps(rendezvous)
     def meet(url: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,6 +207,6 @@ _STAND_INS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "monitored_barrier": (_exact, "torch has it for gloo alone"),
     "rendezvous": (_met, "ranks find one another in this process"),
 }
-PATCHES = tuple(  # other threads than ranks see no difference
+PATCHES = tuple(  # threads that are not ranks see no difference
     Patch(c10d, name, make, why, everywhere=name in c10d.__all__) for name, (make, why) in _STAND_INS.items()
 )

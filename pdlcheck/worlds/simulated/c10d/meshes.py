@@ -1,4 +1,4 @@
-"""Device meshes that are each rank's own, where torch remembers what it has planned for one."""
+"""Device meshes that differ between ranks, so that torch does not use one rank's plans on another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["PATCHES"]
 
 
 def _own(make: Any) -> Any:
-    """Return an ``__init__`` by which no two simulated ranks have equal meshes.
+    """Return an ``__init__`` that makes the meshes of any two simulated ranks unequal.
 
-    torch remembers, for a mesh and placements, how DTensors get from one to the other, with the sizes that the rank's
-    own shards have; a process remembers its own. A mesh tells threads apart by a number which torch sets for its own
-    ranks in threads.
+    For a mesh and placements, torch stores how to redistribute a DTensor. Such a plan contains the sizes of the rank's
+    own shards. Each process stores its own plans. A mesh also has a number for its thread, which torch sets for its
+    own ranks in threads; that number makes the meshes unequal.
     """
 
     @wraps(make)

@@ -1,4 +1,4 @@
-"""``monitored_barrier`` on simulated ranks: it names those that are lost, and those that a time limit finds late."""
+"""The ``monitored_barrier`` of simulated ranks, which names lost ranks and ranks that exceed a time limit."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["monitored_barrier"]
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """Meet the ranks of ``group``, in which all others answer to rank 0.
+    """Meet the ranks of ``group``; all other ranks answer to rank 0.
 
-    Without a ``timeout``, ranks that are well and do not come are a deadlock, and no wait of half an hour.
+    Without a ``timeout``, healthy ranks that do not come are a deadlock, not a wait of half an hour.
 
     Raises:
-        RuntimeError: a rank is lost or late; on rank 0 it says which, elsewhere that rank 0 knows. A rank that finds
-            its connection closed when it comes is told no more than that, as by gloo.
+        RuntimeError: a rank is lost or late. On rank 0 the error names the rank; on other ranks it refers to rank 0.
+            If a rank finds its connection closed when it comes, the error has no more detail, as on gloo.
     """
     if c10d._rank_not_in_group(group):
-        dist.barrier(group)  # says so
+        dist.barrier(group)  # reports that the rank is not a member
         return
     group = group or c10d._get_default_group()
     limit = None if timeout is None or dist.get_rank(group) else timedelta(milliseconds=_milliseconds(timeout))
@@ -53,18 +53,18 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         assert me is not None
         if limit is not None and work is not None and not work.is_lost:
             raise _too_late(work, me.network, _milliseconds(limit), wait_all_ranks) from None
-        me.network.scheduler.switch(Question(me.network.last[me.rank]))  # who is lost is a matter of the moment
+        me.network.scheduler.switch(Question(me.network.last[me.rank]))  # the set of lost ranks changes with time
         members, gone = dist.get_process_group_ranks(group), me.network.suffering.gone
         lost = [place for place, rank in enumerate(members) if rank in gone]
         place, came_too_late = members.index(me.rank), work is None
         if place and not lost and work is not None and text_of(error) == text_of(closed_by(members[0])):
-            raise failed_to_pass(place, lost, 0, error, wait_all_ranks) from None  # by its time limit
+            raise failed_to_pass(place, lost, 0, error, wait_all_ranks) from None  # rank 0 reached its time limit
         if not is_consequence(error) or not lost or (came_too_late and (place == 0 or 0 in lost)):
             raise
         limit_ms = _milliseconds(timeout)
         if place and is_time_limit(error) and 0 in lost:
             original = timed_out("send")
-        elif place:  # rank 0 has failed: it leaves, or it has closed its connections, or it goes on to something else
+        elif place:  # rank 0 has failed: it ends, or it has closed its connections, or it goes on with other work
             left = is_time_limit(error) or _leaves(me, me.network.scheduler.ranks[members[0]])
             original = closed_by(members[0]) if left else timed_out("recv")
         else:
@@ -73,7 +73,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 
 
 def _too_late(work: SimulatedWork, network: Network, limit_ms: int, every: bool) -> RuntimeError:
-    """Some ranks have not come to rank 0 in time, which closes its connections in the group."""
+    """Return the error for ranks that have not come to rank 0 in time, and close rank 0's connections in the group."""
     signature = work.operation.signature
     late = [signature.members.index(rank) for rank in network.missing(signature)]
     network.close(signature)
@@ -81,7 +81,7 @@ def _too_late(work: SimulatedWork, network: Network, limit_ms: int, every: bool)
 
 
 def _leaves(me: RankThread, leader: RankThread) -> bool:
-    """Wait until ``leader`` ends; False if it does not before nobody else can go on."""
+    """Wait until ``leader`` ends; return False if it has not ended when no other rank can go on."""
     patient = me.network.suffering.patient
     patient.add(me.rank)
     me.network.scheduler.wait_until(

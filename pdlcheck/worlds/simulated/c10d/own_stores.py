@@ -1,4 +1,4 @@
-"""``TCPStore`` and ``FileStore`` of simulated ranks: stores in memory that are found by an address."""
+"""The ``TCPStore`` and ``FileStore`` of simulated ranks: stores in memory that are found by an address."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _IN_USE = (
 
 
 class _Contents:
-    """What the handles of one store share."""
+    """The contents that all handles of one store share."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
-        self.workers = 0  # that have joined
+        self.workers = 0  # the number of workers that have joined
 
 
 class _Server:
-    """Is there as long as a store of the master is."""
+    """The server of a store. It lives as long as a store of the master."""
 
     def __init__(self, port: int, multi_tenant: bool) -> None:
         self.port = port
@@ -47,14 +47,14 @@ class _Server:
 
 
 class _File:
-    """The file of a ``FileStore``, which the last store that uses it takes away."""
+    """The file of a ``FileStore``. The last store that uses the file removes it."""
 
     def __init__(self, path: str) -> None:
         self.values: dict[str, bytes] = {}
         weakref.finalize(self, _remove, path)
 
 
-_servers: weakref.WeakValueDictionary[int, _Server] = weakref.WeakValueDictionary()  # by port: all on one machine
+_servers: weakref.WeakValueDictionary[int, _Server] = weakref.WeakValueDictionary()  # by port, all on one machine
 _files: weakref.WeakValueDictionary[str, _File] = weakref.WeakValueDictionary()  # by path
 _ports = itertools.count(49152)
 
@@ -70,7 +70,7 @@ class OwnTCPStore(SimulatedStore):
         self.host, self.port = host, server.port
         self._contents = server.contents
         self._server = server if is_master else None
-        self._clones: list[OwnTCPStore] = []  # which a PrefixStore may hold in C++ alone
+        self._clones: list[OwnTCPStore] = []  # kept alive, because a PrefixStore may hold them only in C++
 
     def clone(self) -> OwnTCPStore:
         server = _Server(self.port, False)
@@ -86,7 +86,7 @@ class OwnTCPStore(SimulatedStore):
     def num_keys(self) -> int:
         return super().num_keys() + (self._contents.workers > 0)  # torch counts its own key
 
-    getNumKeys = num_keys  # as in SimulatedStore
+    getNumKeys = num_keys  # called by a PrefixStore, as in SimulatedStore
 
     def list_keys(self) -> list[str]:
         self._scheduler.poll("store.list_keys", StoreAccess((), False))
@@ -102,7 +102,7 @@ class OwnTCPStore(SimulatedStore):
         queue = self._contents.queues.setdefault(key, deque())
         if not queue and not block:
             raise dist.QueueEmptyError("queue is empty")
-        while not queue:  # another rank may have been faster
+        while not queue:  # another rank may have taken the value first
             self._wait([key])
         return queue.popleft()
 
@@ -131,12 +131,12 @@ class OwnFileStore(SimulatedStore):
 
     def delete_key(self, key: str) -> bool:
         super().delete_key(key)
-        return True  # torch's says so of any key
+        return True  # torch's FileStore returns True for every key
 
     deleteKey, getNumKeys = delete_key, num_keys
 
     def clone(self) -> OwnFileStore:
-        other = OwnFileStore(self._scheduler, self.path, self._file)  # with the usual limit, as torch's
+        other = OwnFileStore(self._scheduler, self.path, self._file)  # with the default limit, as in torch
         self._clones.append(other)
         return other
 
@@ -153,12 +153,17 @@ def tcp_store(
     master_listen_fd: int | None = None,
     use_libuv: bool = True,
 ) -> OwnTCPStore:
-    """In the place of torch's constructor, for the rank ``me``."""
+    """Return the store that a call of torch's ``TCPStore`` gives on the rank ``me``.
+
+    Raises:
+        DistNetworkError: the port is in use, or no rank serves it within ``timeout``.
+        DistStoreError: the workers have not joined within ``timeout``.
+    """
     name = f"TCPStore at port {port}"
     access = StoreAccess((name,), True)
     me.network.scheduler.switch(access)
     server = _listen(port, multi_tenant) if is_master else _servers.get(port)
-    while server is None:  # its master may have left again when the turn comes
+    while server is None:  # the master may have left again before this rank's turn
         if not _await(me, partial(_servers.__contains__, port), f"{name}, which no rank serves", access, timeout):
             raise dist.DistNetworkError(
                 f"The client socket has timed out after {round(1000 * timeout.total_seconds())}ms while trying to "
@@ -185,7 +190,7 @@ def _listen(port: int, multi_tenant: bool) -> _Server:
     if port == 0:
         port = next(number for number in _ports if number not in _servers)
     if port in _servers:
-        gc.collect()  # a store in a circle is of no use to anybody
+        gc.collect()  # frees stores that only a reference cycle keeps alive
     server = _servers.get(port)
     if server is None:
         server = _servers[port] = _Server(port, multi_tenant)
@@ -202,7 +207,11 @@ def _await(me: RankThread, ready: Callable[[], bool], waits_for: str, access: St
 
 
 def file_store(me: RankThread, file_name: str, world_size: int = -1) -> OwnFileStore:
-    """In the place of torch's constructor, for the rank ``me``."""
+    """Return the store that a call of torch's ``FileStore`` gives on the rank ``me``.
+
+    Raises:
+        RuntimeError: the file cannot be opened.
+    """
     path = os.path.realpath(file_name)
     me.network.scheduler.switch(StoreAccess((f"FileStore {path}",), True))
     file = _files.get(path)
@@ -221,10 +230,10 @@ def _remove(path: str) -> None:
 
 
 def is_served(port: int) -> bool:
-    """By a simulated rank?"""
+    """Return whether a simulated rank serves a store at the port."""
     return port in _servers
 
 
 def forget_servers() -> None:
-    """After a failure, or with ranks that end: what an error or a group still holds is in nobody's way."""
+    """Free all ports, after a failure or when ranks end, even if an error or a group still holds a store."""
     _servers.clear()

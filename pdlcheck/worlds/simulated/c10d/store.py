@@ -1,4 +1,4 @@
-"""A key-value store between simulated ranks whose waits give other ranks their turn."""
+"""A key-value store between simulated ranks. A rank that waits in it gives other ranks their turn."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from pdlcheck.worlds.watch import is_limit
 
 __all__ = ["NO_LIMIT", "SimulatedStore", "as_bytes"]
 
-NO_LIMIT = timedelta(seconds=300)  # torch's default, longer than any test; a program's own is shorter, and everybody's
+# torch's default, longer than any test: it counts as no limit. A shorter limit that a program sets holds for all ranks.
+NO_LIMIT = timedelta(seconds=300)
 
 
 class SimulatedStore(Store):
-    """``torch.distributed.Store`` in memory; a wait that nobody can fulfil is part of a deadlock's report.
+    """A ``torch.distributed.Store`` in memory. The report of a deadlock includes waits that no rank can fulfil.
 
-    What user code does with it is a switch point. What torch does with it by itself, to make groups, is none: its
-    outcome is the same in any order.
+    Calls of user code are switch points. The calls by which torch makes groups are not, because their results are the
+    same in any order.
     """
 
-    timeout: timedelta  # torch's; its stub leaves it out
-    late: type[RuntimeError] = dist.DistStoreError  # what a wait raises whose limit has come
+    timeout: timedelta  # an attribute of torch's class that its stub leaves out
+    late: type[RuntimeError] = dist.DistStoreError  # raised by a wait whose limit has elapsed
 
     def __init__(self, scheduler: Scheduler, values: dict[str, bytes] | None = None) -> None:
         super().__init__()
-        self._made_by = weakref.ref(scheduler)  # whose ranks hold what holds this store
+        self._made_by = weakref.ref(scheduler)  # weak: its ranks hold objects that hold this store
         self._values = {} if values is None else values
         self.set_timeout(NO_LIMIT)
 
     @property
     def _scheduler(self) -> Scheduler:
-        """That of the rank that asks: a fixture may keep a store for longer than its ranks last."""
+        """Return the scheduler of the calling rank, because a fixture may keep a store longer than the ranks that made it."""
         me = current_rank()
         if me is not None and me.network is not None:
             return me.network.scheduler  # type: ignore[no-any-return]
@@ -49,21 +50,24 @@ class SimulatedStore(Store):
         return made_by
 
     def clear(self) -> None:
-        """Forget everything; not while ranks run."""
+        """Remove all values and restore the default limit. Must not be called while ranks run."""
         self._values.clear()
         self.set_timeout(NO_LIMIT)
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Store ``value`` under ``key``."""
         self._access(True, key)
         self._values[key] = as_bytes(value)
         self._scheduler.progress()
 
     def get(self, key: str) -> bytes:
+        """Wait until ``key`` has a value, and return it."""
         self._access(False, key)
         self._wait([key])
         return self._values[key]
 
     def add(self, key: str, value: int) -> int:
+        """Add ``value`` to the number under ``key``, which is 0 at first, and return the sum."""
         self._access(True, key)
         total = int(self._values.get(key, b"0")) + value
         self._values[key] = str(total).encode()
@@ -71,10 +75,15 @@ class SimulatedStore(Store):
         return total
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys have values."""
         self._scheduler.poll(f"store.check of {', '.join(map(repr, keys))}", StoreAccess(tuple(keys), False))
         return self._has(keys)
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """Store ``desired_value`` if ``key`` has ``expected_value``, and return the value of ``key`` afterwards.
+
+        A key without a value counts as empty. If it stays empty, ``expected_value`` is returned.
+        """
         self._access(True, key)
         expected, desired = as_bytes(expected_value), as_bytes(desired_value)
         if self._values.get(key, b"") == expected:
@@ -83,16 +92,25 @@ class SimulatedStore(Store):
         return self._values.get(key, expected)
 
     def delete_key(self, key: str) -> bool:
+        """Remove ``key``, and return whether it had a value."""
         self._access(True, key)
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
+        """Return the number of keys."""
         self._scheduler.poll("store.num_keys", StoreAccess((), False))
         return len(self._values)
 
-    deleteKey, getNumKeys = delete_key, num_keys  # what a PrefixStore around this one calls
+    deleteKey, getNumKeys = delete_key, num_keys  # the names that a PrefixStore around this one calls
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
+        """Wait until all keys have values.
+
+        ``timeout`` counts only in calls of user code.
+
+        Raises:
+            DistStoreError: the limit has elapsed (``RuntimeError`` in a ``FileStore``).
+        """
         self._access(False, *keys)
         self._wait(keys, timeout if is_limit(timeout) and not _is_torch(sys._getframe(1)) else None)
 
@@ -117,7 +135,11 @@ class SimulatedStore(Store):
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """What torch makes of a value."""
+    """Return the bytes that torch stores for a value.
+
+    Raises:
+        TypeError: the value is neither str nor bytes.
+    """
     if not isinstance(value, str | bytes | bytearray):
         raise TypeError(f"a store keeps str and bytes, got {type(value).__name__}")
     return value.encode() if isinstance(value, str) else bytes(value)

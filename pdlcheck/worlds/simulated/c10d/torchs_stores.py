@@ -1,7 +1,7 @@
-"""What torch's stores are in a simulated rank: stores of its network.
+"""The stand-ins for torch's stores on simulated ranks: stores of the rank's network.
 
-torch's own wait in C++ for what no other rank gets a turn to do. The classes stay torch's, also for those who have
-imported them by name; ``isinstance`` takes what they make in a rank for one of theirs.
+torch's stores wait in C++, where no other rank gets a turn to end the wait. The classes stay torch's, so code that has
+imported them by name gets stand-ins too. ``isinstance`` accepts a stand-in as an instance of torch's class.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _made_by(real: Any, ours: Callable[..., Store]) -> Callable[[Any], Any]:
             me = current_rank()
             if me is None or cls is not real or (real is TCPStore and _is_of_others(*args, **kwargs)):
                 return new(cls)
-            return ours(me, *args, **kwargs)  # no instance of the class: Python does not initialise it once more
+            return ours(me, *args, **kwargs)  # not an instance of the class, so Python does not call __init__
 
         return staticmethod(make)
 
@@ -46,7 +46,7 @@ def _is_of_others(
 
 
 def _listens_at(port: int) -> bool:
-    """Return whether this process has a socket that listens at the port; False where there is no ``/proc``."""
+    """Return whether this process has a socket that listens at the port; False on a system without ``/proc``."""
     sockets = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with suppress(OSError), open(table) as lines:
@@ -63,7 +63,7 @@ def _listens_at(port: int) -> bool:
 
 
 def _kept(new: Any) -> Any:
-    """Return a ``__new__`` by which a ``PrefixStore`` keeps the store inside, of which C++ keeps its own half alone."""
+    """Return a ``__new__`` that keeps the inner store of a ``PrefixStore``, because C++ holds only its own half of it."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = new(cls)
@@ -76,7 +76,7 @@ def _kept(new: Any) -> Any:
 
 
 _WHY = "torch's stores wait in C++ for what no other rank gets a turn to do"
-PATCHES = (  # classes derived from torch's, and other threads than ranks, get torch's own
+PATCHES = (  # subclasses of torch's stores, and threads that are not ranks, get torch's own
     Patch(TCPStore, "__new__", _made_by(TCPStore, tcp_store), _WHY),
     Patch(FileStore, "__new__", _made_by(FileStore, file_store), _WHY),
     Patch(PrefixStore, "__new__", _kept, _WHY),

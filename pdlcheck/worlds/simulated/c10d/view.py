@@ -1,8 +1,8 @@
-"""Gives each rank thread its own view of ``torch.distributed``.
+"""The view of ``torch.distributed`` that each rank thread has for itself.
 
-``torch.distributed`` keeps its groups in one module-level ``_world`` object, and its source names replacing that state
-as the way to run several ranks in one process. The object's class is exchanged for one that answers with the groups
-of the simulated rank that asks, and with the process's own to every other thread.
+``torch.distributed`` keeps its groups in one module-level ``_world`` object. Its source names replacing that state as
+the way to run several ranks in one process. This module replaces the class of the object: the new class returns the
+groups of the calling simulated rank, and returns the process's own groups to every other thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-import torch.distributed.nn.functional  # it captures the default group when it is imported: do that now
+import torch.distributed.nn.functional  # imported now, because it captures the default group at import
 from torch._C import _distributed_c10d as _c10d
 from torch.distributed import c10d_logger
 
@@ -60,7 +60,7 @@ _FIELDS: dict[str, Callable[[], Any]] = {
 
 
 def _self_test() -> None:
-    """Fail with a reason on a torch that lacks a name this module is built on."""
+    """Raise ``Unsupported`` on a torch that lacks a name this module needs."""
     needed: list[tuple[Any, str]] = [
         (c10d, "_world"),
         (c10d, "_World"),
@@ -109,7 +109,7 @@ _RankLocalWorld = type(
 
 
 def _waits(wait_in_cpp: Any) -> Any:
-    """Return a ``Future.wait`` that gives other ranks their turn, also for futures of C++ (``then``, DDP's join)."""
+    """Return a ``Future.wait`` that gives other ranks their turn, also for futures made in C++ (``then``, DDP's join)."""
 
     @wraps(wait_in_cpp)
     def wait(self: torch._C.Future[Any]) -> Any:
@@ -124,7 +124,7 @@ def _waits(wait_in_cpp: Any) -> Any:
 
 
 def _reads(original: Any) -> Any:
-    """Return a method of tensors that reports the read; torch's own reads the memory past its dispatcher."""
+    """Return a tensor method that reports its read. torch's own method reads the memory past torch's dispatcher."""
 
     @wraps(original)
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -137,9 +137,10 @@ def _reads(original: Any) -> Any:
 
 
 def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
-    """Of ``torch.manual_seed``: a simulated rank has streams of its own, on devices too.
+    """Return a ``torch.manual_seed`` that seeds the streams of the calling rank, on devices too.
 
-    torch keeps the seed for devices that come later together with a stack trace, which takes as long as a collective.
+    torch stores the seed for devices that are used later, together with a stack trace. That takes as long as a
+    collective.
     """
 
     @wraps(seed_all)
@@ -153,7 +154,10 @@ def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any],
 
 
 def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
-    """What a log entry would say; for a group that the rank is not in, it would raise another error."""
+    """Return a ``_get_msg_dict`` that is empty on ranks.
+
+    torch's function describes a log entry. For a group that the rank is not in, it would raise an error of its own.
+    """
     return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
 
 
@@ -193,7 +197,7 @@ IN_RANKS = Patches(
 @contextmanager
 def rank_local_torch_distributed() -> Iterator[None]:
     """Give each rank thread process groups of its own while the block runs."""
-    logger = c10d_logger._c10d_logger  # it logs each exception that passes through it, once a rank
+    logger = c10d_logger._c10d_logger  # it logs each exception that passes through it, once for each rank
     with IN_RANKS:
         logger.addFilter(_is_not_of_a_rank)
         _set_thread_isolation_mode(True)
@@ -205,21 +209,21 @@ def rank_local_torch_distributed() -> Iterator[None]:
 
 
 def has_group() -> bool:
-    """Is the running rank in a default group?"""
+    """Return whether the running rank is in a default group."""
     rank = current_rank()
     assert rank is not None
     return rank.c10d.get("default_pg") is not None
 
 
 def has_left_group() -> bool:
-    """Has the code of the running rank destroyed the group that it was given?"""
+    """Return whether the code of the running rank has destroyed the group that the rank was given."""
     rank = current_rank()
     assert rank is not None
     return bool(rank.c10d) and rank.c10d["default_pg"] is None
 
 
 def leave_alone(network: Any) -> RankThread:
-    """Leave the running rank without any process group; return it."""
+    """Leave the running rank without any process group, and return the rank."""
     rank = current_rank()
     assert rank is not None
     own = {"store": network.store, "adopted": True, "joining": False}
@@ -230,7 +234,7 @@ def leave_alone(network: Any) -> RankThread:
 
 
 def join_group(network: Any) -> None:
-    """Give the running rank a fresh default process group on ``network``."""
+    """Give the running rank a new default process group on ``network``."""
     rank = leave_alone(network)
     world_size = len(network.scheduler.ranks)
     rank.c10d["joining"] = True
@@ -241,18 +245,21 @@ def join_group(network: Any) -> None:
 
 
 def serve_another_world(rank: RankThread) -> None:
-    """A rank that has kept its group is to be as :func:`join_group` would leave it there."""
+    """Put a rank that has kept its group into the state in which :func:`join_group` would leave it."""
     rank.c10d["adopted"] = False
     if name_backends(rank):
         rank.joined = _copied(rank.c10d)
 
 
 def is_as_joined() -> bool:
-    """Has the running rank the groups that :func:`join_group` gave it, no others, and its thread no mode of torch?"""
+    """Return whether the running rank is in the state in which :func:`join_group` left it.
+
+    It then has the groups that it was given and no others, and no mode of torch is active in its thread.
+    """
     rank = current_rank()
     assert rank is not None
     modes = (
-        not torch.is_grad_enabled()  # nor is it in inference mode
+        not torch.is_grad_enabled()  # covers inference mode as well
         or torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -261,23 +268,23 @@ def is_as_joined() -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """The same groups in containers of their own."""
+    """Return the same groups in new containers."""
     if isinstance(value, dict):
         return {key: _copied(held) for key, held in value.items()}
     return list(value) if isinstance(value, list) else value
 
 
 class SimulatedGroup(WatchedGroup):
-    """A rank's end of a simulated group."""
+    """The end of a simulated group that one rank has."""
 
     own_devices = ("cpu", "cuda")
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """As ``dist.monitored_barrier`` of this group."""
+        """Run ``dist.monitored_barrier`` on this group."""
         monitored_barrier(self, timeout, wait_all_ranks)
 
     def post_monitored_barrier(self) -> dist.Work:
-        """A barrier that meets others of its kind alone."""
+        """Post a barrier that matches only barriers of its kind."""
         options = c10d.BarrierOptions()
         options.asyncOp = False
         return self._post("monitored_barrier", [], "barrier", (options,))
