@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Replace the short names of options, such as ``--world``, before pytest parses them."""
+    """Replace our short names of options, such as ``--world``, by the full ones."""
     if not options.has_short_names(args):
         return (yield)
     from pdlcheck.harness.collection import short_names
@@ -72,7 +72,7 @@ def pytest_load_initial_conftests(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, check the options, and prepare what the options ask for."""
+    """Register the markers, check the options, and register what the options need."""
     marker_ownership.register(config)
     marker_ownership.note_what_was_asked(config)
     option_checks.check_options(config)
@@ -106,7 +106,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Check that a collected test has the rank of ``--rank-pdb``."""
+    """Raise a usage error if no collected test has the rank of ``--rank-pdb``."""
     if session.config.option.pdl_rank_pdb is not None and not cases.runs_in_a_rank(session.config):
         from pdlcheck.harness.collection.debugged_rank import require_the_rank
 
@@ -124,7 +124,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Close the worlds, and restore pytest's debugger."""
+    """Close the worlds, and stop listening for the debugger of a rank."""
     close_worlds(config)
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import take_back
@@ -134,7 +134,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
-    """Import a test file that asks for ranks with random streams that a replay repeats."""
+    """Import a test file that mentions ranks with random streams that a replay repeats."""
     if not drawn_at_import.asks_for_ranks(collector):
         return (yield)
     item_hooks.keep_ctrl_c(collector.config)  # the file may import torch
@@ -144,7 +144,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, o
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> pytest.Collector | None:
-    """Collect classes whose tests have ranks: torch's distributed test cases and ``unittest.TestCase``."""
+    """Collect classes whose tests run on ranks: ``unittest.TestCase``, and DeepSpeed's ``DistributedTest``."""
     if not issubclass(type(obj), type):  # isinstance would read the object's __class__, which may raise
         return None
     if cases.names_worlds(collector.config):
@@ -275,7 +275,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     from pdlcheck.harness.running.folders import clear_shared, shared_of
 
     if cases.case_of(request.node) is None:
-        request.addfinalizer(lambda: clear_shared(request.node))  # noqa: PT021 - with yield, ranks would tear it down, too
+        request.addfinalizer(lambda: clear_shared(request.node))  # noqa: PT021 - with yield, ranks would remove it too
     return shared_of(request.node)
 
 

@@ -1,4 +1,4 @@
-"""Virtual time: what a run on simulated ranks would take on a cluster, and a picture of it. Does not import torch."""
+"""Virtual time: the predicted times of a simulated run on a cluster, and pictures of it. Does not import torch."""
 
 from pdlcheck.clock.computing import compute
 from pdlcheck.clock.links import Link, Topology

@@ -1,8 +1,8 @@
-"""A run as Chrome-trace JSON, which Perfetto and chrome://tracing open.
+"""The Chrome trace of a run, in JSON; Perfetto and chrome://tracing open it.
 
-A rank is a process of three threads: what its program does, what its network port sends (collectives too), and what it
-receives; boxes of one thread would have to nest. A flow joins the two ends of a message. Times are microseconds; of a
-run without a topology, one step is one microsecond.
+A rank is a process with three threads: its program, the sends of its network port (with collectives), and the receives.
+Boxes of one thread would have to nest. A flow joins the two ends of a message. Times are in microseconds; in a run
+without a topology, one step is one microsecond.
 
 Source: "Trace Event Format", Google (2016).
 """
@@ -22,7 +22,7 @@ _THREADS = ("program", "network out", "network in")
 
 
 def chrome_trace(run: Run) -> str:
-    """The JSON of a run."""
+    """Return the JSON of a run."""
     document = {"traceEvents": list(_events(run)), "displayTimeUnit": "ms", "otherData": {"ranks": run.world_size}}
     return json.dumps(document, allow_nan=False, separators=(",", ":"))
 
@@ -30,7 +30,7 @@ def chrome_trace(run: Run) -> str:
 def _events(run: Run) -> Iterator[dict[str, Any]]:
     scale = 1.0 if run.in_steps else 1e6
     last = max((t for span in run.spans for t in (span.start_s, span.end_s) if t < math.inf), default=0.0)
-    horizon = last * 1.1 or 1.0  # where what never ends is cut off
+    horizon = last * 1.1 or 1.0  # where spans without an end are cut off
     for rank in range(run.world_size):
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}

@@ -1,4 +1,4 @@
-"""``compute(seconds)``: a program says how long the arithmetic takes that it leaves out."""
+"""``compute(seconds)``: a declaration of the time of arithmetic that a program leaves out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _local = threading.local()
 
 
 def compute(seconds: float) -> None:
-    """This rank computes for ``seconds``.
+    """Compute on this rank for ``seconds``.
 
-    On a simulated rank its virtual clock goes on by ``seconds`` at once, times the factor of a
-    :class:`pdlcheck.faults.Slow`; without a clock (no ``topology=``) nothing happens. Elsewhere, so on ``gloo``, the
-    caller sleeps: the same program can be measured there and compared with its prediction.
+    On a simulated rank, this advances the virtual clock by ``seconds`` at once, times the factor of a
+    :class:`pdlcheck.faults.Slow`; without a clock (no ``topology=``) nothing happens. Elsewhere, for example on
+    ``gloo``, the caller sleeps. So the same program can be measured there and compared with its prediction.
 
     Args:
         seconds: at least 0, finite.
@@ -44,5 +44,5 @@ def compute(seconds: float) -> None:
 
 
 def keep_time(keeper: Callable[[float], None] | None) -> None:
-    """From now on ``keeper`` takes what this thread computes; None: it sleeps."""
+    """Set the function that receives the seconds that this thread computes; None: the thread sleeps."""
     _local.keeper = keeper

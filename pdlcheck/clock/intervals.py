@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union.
+    """Return the union.
 
     Example:
         >>> merged([(3, 4), (0, 2), (1, 3), (6, 7)])
@@ -26,7 +26,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What lies in both.
+    """Return the intersection of both sets.
 
     Example:
         >>> common([(0, 4), (6, 9)], [(1, 2), (3, 7)])
@@ -45,7 +45,7 @@ def common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]
 
 
 def without(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What lies in ``one`` and not in ``other``.
+    """Return the moments that are in ``one`` and not in ``other``.
 
     Example:
         >>> without([(0, 4), (6, 9)], [(1, 2), (3, 7)])

@@ -1,4 +1,4 @@
-"""What a message costs: links with a latency and a bandwidth, between hosts and within them."""
+"""The cost of a message: links with a latency and a bandwidth, between hosts and within them."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Link:
             raise ValueError(f"bandwidth_GBps must be positive, got {self.bandwidth_GBps!r}; pass 1e9 bytes a second")
 
     def seconds(self, nbytes: int) -> float:
-        """The time of one message."""
+        """Return the time of one message."""
         return self.latency_s + nbytes / (self.bandwidth_GBps * 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Hosts of some devices each; rank r is on host ``r // devices``, as launchers number ranks.
+    """Hosts with some devices each; rank r is on host ``r // devices``, because launchers number ranks so.
 
     Args:
-        intra: between two ranks of one host.
-        inter: between two hosts; default: as ``intra``.
-        devices: of a host, a rank on each; default: all ranks are on one host.
-        hosts: their number; default: as many as the ranks need.
-        links: other links for some pairs ``(src, dst)``, each direction on its own: a slow cable, a slow NIC.
+        intra: the link between two ranks of one host.
+        inter: the link between two hosts; default: ``intra``.
+        devices: number of devices of a host, with a rank on each; default: all ranks are on one host.
+        hosts: number of hosts; default: as many as the ranks need.
+        links: other links for some pairs ``(src, dst)``, each direction by itself: a slow cable, a slow NIC.
 
     Raises:
         ValueError: fewer than one host or device, or ``hosts`` without ``devices``.
@@ -77,7 +77,7 @@ class Topology:
             raise ValueError(f"hosts={self.hosts} needs devices, the number of ranks on each, such as devices=8")
 
     def check(self, world_size: int) -> None:
-        """Raise ``ValueError`` where there is no place for so many ranks, or a link leads to none of them."""
+        """Raise ``ValueError`` if there is no place for so many ranks, or an entry of ``links`` names a rank that does not exist."""
         if self.hosts is not None and self.devices is not None and world_size > self.hosts * self.devices:
             raise ValueError(
                 f"a topology of {self.hosts} hosts x {self.devices} devices has no place for world_size={world_size}; "
@@ -88,7 +88,7 @@ class Topology:
                 raise ValueError(f"links has {pair!r}, with world_size={world_size} ranks are 0 to {world_size - 1}")
 
     def link(self, src: int, dst: int) -> Link:
-        """The link from one rank to another."""
+        """Return the link from one rank to another."""
         if self.links and (own := self.links.get((src, dst))) is not None:
             return own
         if self.inter is None or self.devices is None or src // self.devices == dst // self.devices:

@@ -1,4 +1,4 @@
-"""The spans and messages that a timeline is made of."""
+"""The spans and messages of a timeline."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ __all__ = ["Message", "Run", "Span"]
 
 
 class Span(NamedTuple):
-    """What a rank did for a while.
+    """One activity of a rank.
 
     Args:
-        kind: ``compute``; ``communication``, while the data of an operation moves; ``wait``, while the rank stands
-            still until an operation is complete. Communication goes on beside the other two.
+        rank: the rank.
+        kind: ``compute``; ``communication``, while the data of an operation moves; ``wait``, while the rank is
+            blocked until an operation is complete. Communication runs in parallel with the other two.
         op: ``compute``, ``send``, ``recv``, ``all_reduce``, ...
-        start_s, end_s: virtual seconds (steps without a topology); an infinite end: the rank waits for ever.
-        what: the operation in words.
+        start_s: start in virtual seconds (steps without a topology).
+        end_s: end in virtual seconds (steps without a topology); infinite if the rank waits for ever.
+        what: a description of the operation.
         where: the user's source line.
-        nbytes: of the tensors that the rank gives, or takes in a receive.
+        nbytes: bytes of the tensors that the rank passes in, or of the tensor of a receive.
     """
 
     rank: int
@@ -33,11 +35,12 @@ class Span(NamedTuple):
 
     @property
     def never_ends(self) -> bool:
+        """Return whether the rank waits for ever."""
         return self.end_s == math.inf
 
 
 class Message(NamedTuple):
-    """One message on its way from ``src`` to ``dst``; ``what`` is the send in words."""
+    """One message from ``src`` to ``dst``; ``what`` describes the send."""
 
     src: int
     dst: int
@@ -48,19 +51,26 @@ class Message(NamedTuple):
 
 
 class Run(Protocol):
-    """What a picture is drawn from."""
+    """The data that a picture is drawn from."""
 
     @property
-    def world_size(self) -> int: ...
+    def world_size(self) -> int:
+        """Return the number of ranks."""
     @property
-    def spans(self) -> Sequence[Span]: ...
+    def spans(self) -> Sequence[Span]:
+        """Return the spans of all ranks."""
     @property
-    def messages(self) -> Sequence[Message]: ...
+    def messages(self) -> Sequence[Message]:
+        """Return the messages between ranks."""
     @property
-    def in_steps(self) -> bool: ...
+    def in_steps(self) -> bool:
+        """Return whether times count steps, because there was no topology."""
     @property
-    def end(self) -> float: ...
+    def end(self) -> float:
+        """Return the end of the run, in seconds or steps."""
     @property
-    def overlap(self) -> float | None: ...
+    def overlap(self) -> float | None:
+        """Return the share of the communication during which the same rank computes; None without communication."""
     @property
-    def bubble(self) -> float: ...
+    def bubble(self) -> float:
+        """Return the share of all ranks' time in which they neither compute nor communicate."""

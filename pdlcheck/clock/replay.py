@@ -1,18 +1,19 @@
-"""Times for a trace: every rank's program is gone through again, on a virtual clock.
+"""The times of a trace: a replay of every rank's program on a virtual clock.
 
 The rules:
 
-- Each rank has a clock of its own. ``compute`` moves it on, posting an operation takes no time, a wait moves it to the
-  end of the operation if that is later.
-- A message begins when send and receive are posted; that of a buffered send when the send is. A collective begins when
-  its last member has posted it, and ends on all members at once.
-- A rank sends one message and receives one at a time; a collective takes both of these ports on each member. What is
-  ready first goes first, and what finds its ports taken lets others pass; at equal times the lower rank's operation,
-  then the one that it posted first. So asynchronous operations of a rank are carried out one after the other while it
-  computes, as on one NCCL stream, and a send and a receive go together: the one-port, full-duplex model of Thakur et
-  al. (2005).
+- Each rank has a clock of its own. ``compute`` advances it, posting an operation takes no time, and a wait moves it to
+  the end of the operation if that is later.
+- A message begins when send and receive are posted; the message of a buffered send begins when the send is posted. A
+  collective begins when its last member has posted it, and ends on all members at once.
+- A rank sends one message and receives one at a time; a collective takes both of these ports on each member. The
+  operation that is ready first goes first, and an operation whose ports are taken lets others pass. At equal times the
+  lower rank's operation goes first, then the one that it posted first. So asynchronous operations of a rank run one
+  after the other while it computes, as on one NCCL stream, and a send and a receive run at the same time. This is the
+  one-port, full-duplex model of Thakur et al. (2005).
 
-Nothing here depends on the schedule of the run, only on what each rank did and which send met which receive.
+The result does not depend on the schedule of the run, only on the actions of each rank and the matched sends and
+receives.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _Key = tuple[float, int, int]  # ready at, rank, number of the post in its progr
 
 
 def replay(trace: Trace, topology: Topology | None) -> Timeline:
-    """Work the times out; without a topology every computation and every operation takes one step."""
+    """Compute the times; without a topology every computation and every operation takes one step."""
     return _Replay(trace, topology).run()
 
 
 class _Exchange:
-    """One exchange under way."""
+    """One exchange in progress."""
 
     def __init__(self, of: Exchange) -> None:
         self.of = of
@@ -48,8 +49,8 @@ class _Exchange:
         self.is_message = send.op == "send"
         self.missing = 1 if self.is_message and send.buffered else len(of.acts)
         self.key: _Key = (0.0, 0, 0)
-        self.end_s = math.inf  # until it is known
-        self.waiting: list[int] = []  # ranks
+        self.end_s = math.inf  # until the end is computed
+        self.waiting: list[int] = []  # the ranks that wait
         if self.is_message:
             self.ports: Sequence[int] = (2 * send.rank, 2 * of.acts[1].rank + 1)
         else:
@@ -61,12 +62,12 @@ class _Replay:
         self._trace = trace
         self._topology = topology
         self._clocks = [0.0] * trace.world_size
-        self._next = [0] * trace.world_size  # step of each rank's program
+        self._next = [0] * trace.world_size  # the next step of each rank's program
         self._exchanges: dict[int, _Exchange] = {}
-        self._events: list[tuple[float, int, bool, _Exchange]] = []  # (time, number, has ended, which)
+        self._events: list[tuple[float, int, bool, _Exchange]] = []  # (time, number, has ended, exchange)
         self._number = 0
-        self._taken: set[int] = set()  # ports
-        self._queues: dict[int, dict[_Key, _Exchange]] = defaultdict(dict)  # port -> who waits for it
+        self._taken: set[int] = set()  # the taken ports
+        self._queues: dict[int, dict[_Key, _Exchange]] = defaultdict(dict)  # port -> the exchanges that wait for it
         self._spans: list[Span] = []
         self._messages: list[Message] = []
         self._known: dict[Any, float] = {}
@@ -103,7 +104,7 @@ class _Replay:
     # -- ranks -------------------------------------------------------------------------------------
 
     def _go_on(self, rank: int) -> None:
-        """Run the rank's program to its end, or to a wait for an operation whose end is not known yet."""
+        """Run the rank's program to its end, or to a wait for an operation whose end is not computed yet."""
         program, clock = self._trace.programs[rank], self._clocks[rank]
         while self._next[rank] < len(program):
             number = self._next[rank]
@@ -127,10 +128,10 @@ class _Replay:
         self._clocks[rank] = clock
 
     def _end_of(self, act: Act, clock: float, is_last: bool) -> float | None:
-        """When a rank that waits from ``clock`` on for ``act`` goes on; None: that is not known yet."""
+        """Return when a rank that waits for ``act`` from ``clock`` on continues; None if that is not computed yet."""
         if act.op == "send" and act.buffered:
             return clock
-        if act.exchange is None:  # its partners never came: it waits for ever, or was told so and went on
+        if act.exchange is None:  # its partners never came: the rank waits for ever, or an error ended the wait
             if is_last and not act.completed:
                 self._spans.append(_span(act, "wait", clock, math.inf))
             return clock
@@ -141,7 +142,7 @@ class _Replay:
         return max(clock, exchange.end_s)
 
     def _is_stuck(self, rank: int) -> bool:
-        """Nothing is left to happen and the rank is not at its end: its partner waits for ever, and so does it."""
+        """Return whether the rank is not at its end although no event is left: its partner waits for ever, and so does it."""
         return self._next[rank] < len(self._trace.programs[rank])
 
     def _stuck(self, rank: int) -> Span:
@@ -165,7 +166,7 @@ class _Replay:
         if act is acts[0]:
             exchange.key = (0.0, act.rank, number)
         elif acts[0].buffered:
-            return  # the receive of a message that goes without it
+            return  # a buffered message starts without its receive
         exchange.missing -= 1
         if exchange.missing == 0:
             ready = act.posted_s if acts[0].buffered else max(act.posted_s for act in acts)

@@ -1,4 +1,4 @@
-"""Collectives as rounds of messages: what they move and how long they take follow from one definition.
+"""Collectives as rounds of messages; one definition gives the bytes that they move and the time that they take.
 
 A collective has no messages of its own in the API; a backend picks an algorithm by size and machine. Here each has one:
 
@@ -16,8 +16,9 @@ barrier           dissemination            ceil(log2 N) empty messages   ceil(lo
 monitored_barrier through rank 0           1 empty, or N-1 of rank 0     2 (N-1) a
 ================= ======================== ============================= ===========================
 
-N ranks, a latency in s, b bandwidth; B is the tensor that a rank gives (of a broadcast or scatter, that a rank gets).
-The adding of a reduction takes no time. A coalesced call counts as one of its tensors laid end to end.
+N is the number of ranks, a the latency in s, b the bandwidth. B is the tensor that a rank passes in (for a broadcast or
+scatter, the tensor that a rank receives). The additions of a reduction take no time. A coalesced call counts as one
+tensor made of all its tensors.
 
 Sources: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
 Distrib. Comput. 69 (2009); R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations
@@ -48,15 +49,17 @@ ALGORITHMS = {
 Payload = tuple[int, ...]
 """In bytes. all_reduce: (tensor, one element); all_gather, broadcast, gather, reduce: (tensor,); reduce_scatter,
 scatter: the piece of each rank; all_to_all: the pieces that rank 0 gives, those of rank 1, ...; barrier: none."""
-Round = list[tuple[int, int, int]]  # (source, destination, bytes) of messages at one time; places in the group
+Round = list[tuple[int, int, int]]  # simultaneous messages (source, destination, bytes); numbers in the group
 
 
 def rounds(op: str, world_size: int, root: int, payload: Payload) -> Iterator[Round]:
-    """The messages of one collective, round by round.
+    """Return the messages of one collective, round by round.
 
     Args:
         op: a name in ``ALGORITHMS``; any other collective has no messages.
-        root: place of the source or destination in the group, where there is one.
+        world_size: number of ranks of the group.
+        root: the number of the source or destination in the group, if there is one.
+        payload: the bytes of the tensors, see ``Payload``.
 
     Example:
         >>> list(rounds("broadcast", 4, 1, (8,)))
@@ -66,7 +69,7 @@ def rounds(op: str, world_size: int, root: int, payload: Payload) -> Iterator[Ro
 
 
 def seconds(op: str, members: Sequence[int], root: int, payload: Payload, topology: Topology) -> float:
-    """The time of one collective: the sum over rounds of the slowest message of each.
+    """Return the time of one collective: the sum over rounds of the slowest message of each round.
 
     Example:
         >>> from pdlcheck.clock import Link
@@ -84,7 +87,10 @@ def _none(n: int, root: int, payload: Payload) -> Iterator[Round]:
 
 
 def _ring(n: int, pieces: Sequence[int], first: int) -> Iterator[Round]:
-    """Every rank passes a piece to the right; in the first round that of ``first`` places to its left."""
+    """Yield rounds in which every rank passes a piece to the right.
+
+    In the first round a rank passes the piece of the rank ``first`` places to its left.
+    """
     for step in range(first, first + n - 1):
         yield [(place, (place + 1) % n, pieces[(place - step) % n]) for place in range(n)]
 
@@ -92,7 +98,7 @@ def _ring(n: int, pieces: Sequence[int], first: int) -> Iterator[Round]:
 def _all_reduce(n: int, root: int, payload: Payload) -> Iterator[Round]:
     nbytes, element = payload
     short, longer = divmod(nbytes // element, n)
-    pieces = [(short + (place < longer)) * element for place in range(n)]  # as tensor_split has it
+    pieces = [(short + (place < longer)) * element for place in range(n)]  # the sizes of tensor_split
     yield from _ring(n, pieces, 1)
     yield from _ring(n, pieces, 0)
 

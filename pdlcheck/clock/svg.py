@@ -1,9 +1,8 @@
-"""A run as one self-contained SVG: a lane for each rank, time across.
+"""The picture of a run as one self-contained SVG: a lane for each rank, with time from left to right.
 
-The upper part of a lane is the rank's program: blue while it computes, pale while it waits, in the tint of the
-operation that it waits for, with a red end where it waits for ever. The lower part is its network port: what it sends
-above, what it receives below, a collective in both. A pointer that rests on a box reads the operation, its line and its
-times.
+The upper part of a lane is the rank's program. It is blue while the rank computes. It is pale while the rank waits, in
+the tint of the operation that it waits for, with a red end if it waits for ever. The lower part is its network port:
+sends above, receives below, a collective in both. The tooltip of a box shows the operation, its line and its times.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["svg"]
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1280, 76, 24, 64, 40
 _MOST_ARROWS = 1500
-_COLOURS = {  # of the operation under way, and pale for a wait for it
+_COLOURS = {  # the colour of an operation, and the pale one of a wait for it
     "compute": ("#4e79a7", "#4e79a7"),
     "send": ("#e8871e", "#fbe3c8"),
     "recv": ("#4f9d52", "#d6ebd6"),
@@ -30,7 +29,7 @@ _PIXEL_PER_LETTER = 6.0
 
 
 def svg(run: Run) -> str:
-    """The picture of a run."""
+    """Return the picture of a run."""
     return "\n".join(_Picture(run).draw()) + "\n"
 
 
@@ -120,7 +119,7 @@ class _Picture:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * min(time, self._horizon) / self._horizon
 
     def _place(self, span: Span) -> tuple[float, float]:
-        """Top and height of the span's box."""
+        """Return the top and the height of the span's box."""
         top, pad = _TOP + self._lane * span.rank, min(2.0, self._lane / 8)
         inner = self._lane - 2 * pad
         program, port = inner * 0.62, inner * 0.38
@@ -134,7 +133,7 @@ class _Picture:
         return below, port
 
     def _boxes(self) -> Iterator[str]:
-        """Narrow neighbours of one kind are drawn as one box; what lasts no time is not drawn."""
+        """Yield the boxes; narrow neighbours of one kind share a box, and a span without duration has none."""
         rows: dict[tuple[int, bool, bool, str], list[Span]] = {}
         for span in self._run.spans:
             if span.end_s > span.start_s:
@@ -215,7 +214,7 @@ def _short(what: str) -> str:
 
 
 def _nice(step: float) -> float:
-    """The next of 1, 2, 5, 10, ..."""
+    """Return the next larger of 1, 2, 5, 10, ..."""
     if step <= 0:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(step))

@@ -1,4 +1,4 @@
-"""The times of a run, and the figures that follow from them."""
+"""The times of a run, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Message", "Span", "Timeline"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each rank did when, in virtual time.
+    """The activities of each rank, in virtual time.
 
     Args:
         world_size: number of ranks.
@@ -26,8 +26,8 @@ class Timeline:
         messages: between two ranks, sorted by start.
         in_steps: there was no topology; each computation and each operation took one step, and ``start_s`` and
             ``end_s`` count steps. Such a picture shows an order and no durations.
-        by_schedule: why another schedule might give other times (a receive from any rank, a poll); empty where none
-            can.
+        by_schedule: the reasons why another schedule might give other times (a receive from any rank, a poll); empty if
+            no schedule can.
     """
 
     world_size: int
@@ -38,7 +38,7 @@ class Timeline:
 
     @cached_property
     def step_time_s(self) -> float:
-        """When the last rank, and the last message, has ended; infinite where a rank waits for ever.
+        """Return the time when the last rank and the last message have ended; infinite if a rank waits for ever.
 
         Raises:
             ValueError: without a topology there are no seconds.
@@ -48,7 +48,7 @@ class Timeline:
 
     @cached_property
     def overlap(self) -> float | None:
-        """The share of the communication, over all ranks, during which the same rank computes; None without any.
+        """Return the share of the communication, over all ranks, during which the same rank computes; None without any.
 
         Raises:
             ValueError: without a topology there are no seconds.
@@ -60,9 +60,9 @@ class Timeline:
 
     @cached_property
     def bubble(self) -> float:
-        """The share of all ranks' time in which they neither compute nor communicate: they wait for others.
+        """Return the share of all ranks' time in which they neither compute nor communicate, but wait for others.
 
-        ``sum(idle_s) / (world_size * step_time_s)``. With links that cost nothing it is GPipe's:
+        The formula is ``sum(idle_s) / (world_size * step_time_s)``. With links that cost nothing it equals GPipe's
         ``(p - 1) / (m + p - 1)`` for p equal stages and m micro-batches.
 
         Raises:
@@ -76,45 +76,45 @@ class Timeline:
         return sum(self.idle_s(rank) for rank in range(self.world_size)) / total if total else 0.0
 
     def compute_s(self, rank: int) -> float:
-        """Time in which the rank computes."""
+        """Return the time in which the rank computes."""
         return _length(self._times(rank, "compute"))
 
     def communication_s(self, rank: int) -> float:
-        """Time in which a message or a collective of the rank is under way; time until its partners come is none."""
+        """Return the time in which a message or a collective of the rank moves data, without the time until its partners post."""
         return _length(self._times(rank, "communication"))
 
     def exposed_s(self, rank: int) -> float:
-        """Time in which the rank communicates and does not compute."""
+        """Return the time in which the rank communicates and does not compute."""
         communicates, computes = self._both(rank)
         return _length(without(communicates, computes))
 
     def idle_s(self, rank: int) -> float:
-        """Time, up to the end of the run, in which the rank neither computes nor communicates."""
+        """Return the time, up to the end of the run, in which the rank neither computes nor communicates."""
         busy = self._times(rank, "compute", "communication")
         return _length(without([(0.0, self.step_time_s)], busy))
 
     def spans_of(self, rank: int, kind: str | None = None) -> list[Span]:
-        """The rank's spans, or those of one kind."""
+        """Return the rank's spans, or those of one kind."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank must be one of 0 to {self.world_size - 1}, got {rank!r}")
         return [span for span in self._by_rank[rank] if kind is None or span.kind == kind]
 
     @cached_property
     def end(self) -> float:
-        """The end of the run, in seconds or steps."""
+        """Return the end of the run, in seconds or steps."""
         return max((span.end_s for span in self.spans), default=0.0)
 
     def save(self, path: str | Path) -> Path:
-        """Write a picture: one lane a rank, time across, operations as boxes, arrows for messages.
+        """Write a picture: one lane for each rank, time from left to right, operations as boxes, messages as arrows.
 
         Args:
-            path: ``.json``: a Chrome trace, for https://ui.perfetto.dev; ``.svg``: one self-contained picture.
+            path: ``.json`` for a Chrome trace, for https://ui.perfetto.dev; ``.svg`` for one self-contained picture.
 
         Returns:
             ``path``.
 
         Raises:
-            ValueError: another suffix.
+            ValueError: ``path`` has another suffix.
 
         Example:
             >>> from pdlcheck.worlds import get_world
@@ -131,7 +131,7 @@ class Timeline:
         return path
 
     def __str__(self) -> str:
-        """A table: for each rank, and for the run."""
+        """Return a table with a line for each rank and one for the run."""
         if self.in_steps:
             return f"{self.world_size} ranks, {self.end:g} steps; pass topology= for seconds"
         lines = [f"{'rank':>5}{'compute s':>12}{'exposed s':>12}{'idle s':>12}{'communication s':>17}"]

@@ -143,8 +143,8 @@ def shard_digest_table(digests: Mapping[str, Sequence[str]]) -> str:
         digests: maps a label of the loaded data ("epoch 0") to the result of :func:`gather_shard_digests` for it.
 
     Returns:
-        Lines to print on one rank: 12 digits of each digest. ``= rank 0`` follows if all 64 digits equal those of rank
-        0, an earlier rank of the line.
+        Lines to print on one rank: 12 digits of each digest. ``= rank r`` follows a digest that equals the one of an
+        earlier rank r in all 64 digits.
 
     Raises:
         ValueError: there are no lines, or lines of different length.

@@ -1,4 +1,4 @@
-"""Flat buffers: many tensors travel as one message, because the fixed cost of a message exceeds that of its bytes."""
+"""Flat buffers: many tensors travel as one message, because each message has a fixed cost beside its bytes."""
 
 from __future__ import annotations
 

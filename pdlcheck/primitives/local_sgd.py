@@ -26,7 +26,7 @@ from pdlcheck.primitives.sync import broadcast_parameters, sync_shares
 
 __all__ = ["LocalSGD"]
 
-FORMAT = 1  # of a state_dict
+FORMAT = 1  # version of the state_dict
 
 
 class LocalSGD:
@@ -141,8 +141,8 @@ class LocalSGD:
         """Take a step with this rank's gradients, and join the other ranks if a round is due.
 
         Args:
-            take: a function that takes the step; ``None`` is ``optimizer.step``. With a loss scaler, pass ``lambda:
-                scaler.step(optimizer)``: a step that the scaler skips must be counted too.
+            take: a function that takes the step; ``None`` is ``optimizer.step``. With a loss scaler, pass
+                ``lambda: scaler.step(optimizer)``: a step that the scaler skips must be counted too.
 
         Returns:
             True if the ranks' weights are equal now: after a round, and after each synchronous step.

@@ -109,7 +109,7 @@ class ShardSampler(Sampler[int]):
         self.epoch = 0
         self._total = len(dataset)
         self._begun = False  # whether an iterator of the pass that begins at _start was requested
-        self._start = 0  # where in the epoch's order this pass begins; the same on every rank
+        self._start = 0  # place in the epoch's order at which this pass begins; the same on every rank
         self._used = 0  # samples of this pass that this rank has used
         self._passes = 0  # number of passes begun
         self._ended = False  # whether the iterator of this pass is exhausted
@@ -166,8 +166,8 @@ class ShardSampler(Sampler[int]):
         one more step.
 
         On the same number of ranks, each rank resumes from its own state. The state of rank 0 is valid for all ranks.
-        On another number of ranks, ``load_checkpoint`` takes it with ``reshard={"sampler": lambda states, rank,
-        world_size: states[0]}``.
+        On another number of ranks, ``load_checkpoint`` takes it with
+        ``reshard={"sampler": lambda states, rank, world_size: states[0]}``.
         """
         own = {"num_samples": self._total, "seed": self.seed, "shuffle": int(self.shuffle)}
         return {"version": VERSION, "epoch": self.epoch, "position": self._position(), **own}

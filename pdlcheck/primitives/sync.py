@@ -102,8 +102,9 @@ def sync_gradients(
 ) -> bool:
     """Replace every gradient by its mean, or sum, over the ranks. Call it after backward, on every rank.
 
-    With shards of ``n_r`` samples and a loss that is a mean over samples, ``weight=n_r`` gives ``sum(n_r * grad_r) /
-    sum(n_r)``. This is the gradient of one process on all samples, even if shards are uneven or empty.
+    With shards of ``n_r`` samples and a loss that is a mean over samples, ``weight=n_r`` gives
+    ``sum(n_r * grad_r) / sum(n_r)``. This is the gradient of one process on all samples, even if shards are uneven or
+    empty.
 
     The cost is one all_reduce for each bucket of at most ``bucket_bytes``. The bucket also carries the weight, and a
     flag for each parameter. A gradient that is None on some ranks counts as zero there. One that is None on every rank
@@ -119,7 +120,7 @@ def sync_gradients(
         sync_every: synchronise only at every k-th step: at steps k-1, 2k-1, ... counted from 0; ``None`` is never.
         step: the number of this step.
         weight: the weight of this rank's gradient, usually its number of samples. A rank without samples gives 0; its
-            gradients are then ignored, whatever they hold. Give a weight on every rank or on none.
+            gradients are then ignored. Give a weight on every rank or on none.
         bucket_bytes: bytes in a bucket; a larger parameter has a bucket of its own.
         group: process group; ``None`` is the default group.
 

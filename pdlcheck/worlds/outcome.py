@@ -164,7 +164,7 @@ def weight(error: BaseException) -> int:
 
 
 def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return one line for all ranks with the same outcome, then each other failure in full; the first cause comes first."""
+    """Return one line for all ranks with the same outcome, then each failure in full, starting with the first cause."""
     raised_this = _words(first, first, len(outcomes))
     lines: dict[str, tuple[str, list[int]]] = {without_addresses(raised_this): (raised_this, [])}
     others: dict[tuple[type, str], Raised] = {}

@@ -31,7 +31,7 @@ class Ranks(Protocol):
 
     @property
     def intact(self) -> bool:
-        """Return False once a rank has gone or the block that opened the ranks has ended: nothing more can run on them."""
+        """Return False once a rank has gone or the block that opened the ranks has ended: they take no more calls."""
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``fn`` as :meth:`World.run` does, on these ranks."""

@@ -21,11 +21,13 @@ class Rounding:
     Args:
         exact: the value.
         slack: the largest error of each element.
+        special: where an input is inf or NaN. No order of adding changes whether the result is inf or NaN there.
         formula: the formula of the largest error, for messages.
     """
 
     exact: Tensor
     slack: Tensor
+    special: Tensor
     formula: str
 
     def excludes(self, found: Tensor) -> Tensor:
@@ -35,8 +37,10 @@ class Rounding:
         """
         limit = torch.finfo(found.dtype).max
         here, there = (torch.view_as_real(_wide(x)) if x.is_complex() else _wide(x) for x in (found, self.exact))
-        slack = self.slack.unsqueeze(-1) if found.is_complex() else self.slack
-        off = ~((here.clamp(-limit, limit) - there.clamp(-limit, limit)).abs() <= slack)
+        slack, special = ((x.unsqueeze(-1) if found.is_complex() else x) for x in (self.slack, self.special))
+        same = (here == there) | (here.isnan() & there.isnan())
+        near = (here.clamp(-limit, limit) - there.clamp(-limit, limit)).abs() <= slack
+        off = ~torch.where(special & ~there.isfinite(), same, same | near)
         return off.any(-1) if found.is_complex() else off
 
     def told(self, at: tuple[int, ...]) -> str:
@@ -81,9 +85,11 @@ class Reduction:
         dtype = inputs[0].dtype
         if not self.scale or _kind(dtype) == "integer":
             return None
-        scale = self.of_stack(torch.stack([_wide(x).abs() for x in inputs]))
-        slack = len(inputs) * torch.finfo(dtype).eps * scale
-        return Rounding(self._of_wide(inputs, None), slack, f"world_size * eps * {self.scale}")
+        stack = torch.stack([_wide(x) for x in inputs])
+        finite = stack.isfinite()
+        slack = len(inputs) * torch.finfo(dtype).eps * self.of_stack(stack.abs().masked_fill(~finite, 0.0))
+        formula = f"world_size * eps * {self.scale}"
+        return Rounding(self._of_wide(inputs, None), slack, ~finite.all(0), formula)
 
     def allowed(self, inputs: Sequence[Tensor]) -> Rounding | None:
         """Return :meth:`rounding`, or None if the inputs have the same sum in any order, as small integers do."""
@@ -140,14 +146,15 @@ def reductions_for(dtype: torch.dtype) -> list[Reduction]:
 def _add_up_exactly(inputs: Sequence[Tensor]) -> bool:
     """Return whether no order of adding rounds.
 
-    That is so if the lowest bit of all terms and the sum of their magnitudes fit into one number of the dtype. The
-    result is also True if an input holds inf or NaN.
+    That is so if the lowest bit of all terms and the sum of their magnitudes fit into one number of the dtype. It is
+    also so where an input holds inf or NaN.
     """
     if _kind(inputs[0].dtype) == "integer":
         return True
     dtype = inputs[0].dtype
     stack = torch.stack([torch.view_as_real(x) if x.is_complex() else x for x in inputs]).double()
-    if not stack.numel() or not bool(stack.isfinite().all()):
+    stack = stack.masked_fill(~stack.isfinite().all(0), 0.0)
+    if not stack.numel():
         return True
     mantissa, exponent = torch.frexp(stack)
     whole = (mantissa * 2.0**53).long()

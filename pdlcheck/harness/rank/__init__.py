@@ -1,1 +1,1 @@
-"""The pytest session that a rank process keeps."""
+"""The pytest session of a rank process."""

@@ -17,7 +17,7 @@ def write_whole_values(config: pytest.Config) -> None:
 
     pytest itself writes into the final file.
     """
-    cache = getattr(config, "cache", None)  # absent at -p no:cacheprovider
+    cache = getattr(config, "cache", None)  # absent with -p no:cacheprovider
     if cache is None:
         return
     pytests = cache.set

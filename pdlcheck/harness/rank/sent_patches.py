@@ -14,7 +14,7 @@ _here: list[pytest.MonkeyPatch] = []  # the new ones of the current call
 
 
 def let_patches_travel() -> None:
-    """Send a ``MonkeyPatch`` as a new one; by default pickle sends its patches, and modules cannot be pickled."""
+    """Pickle a ``MonkeyPatch`` as a new one: its patches may contain modules, which cannot be pickled."""
     from pdlcheck.worlds.processes.exchange.payload import made_anew
 
     made_anew[pytest.MonkeyPatch] = arrived

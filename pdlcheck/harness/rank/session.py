@@ -137,7 +137,7 @@ class _RankSession:
         """Record warnings as pytest does, with its filters on top of Python's own, not of those of the quiet start."""
         with warnings.catch_warnings():
             warnings.resetwarnings()
-            warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # a list in fact
+            warnings.filters.extend(self._python_filters)  # type: ignore[attr-defined]  # in fact a list
             with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
                 yield
 

@@ -45,5 +45,5 @@ class _Silent:
         if name.startswith("pytest_"):
             raise AttributeError(name)
         if self._made is None:
-            self._made = TerminalReporter(self._config, open(os.devnull, "w"))  # noqa: SIM115 - as long as the rank
+            self._made = TerminalReporter(self._config, open(os.devnull, "w"))  # noqa: SIM115 - never closed in a rank
         return getattr(self._made, name)

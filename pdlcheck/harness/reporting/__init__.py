@@ -1,1 +1,1 @@
-"""What is told of an item that has run on ranks."""
+"""The reports of items that have run on ranks."""

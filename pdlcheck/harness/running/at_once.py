@@ -19,7 +19,7 @@ __all__ = ["needs_one_message", "only_own_teardown"]
 _OURS = RANK_FIXTURES - {"subject"}  # it fails if --subject cannot be loaded
 _HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_setup", "pytest_fixture_post_finalizer")
 
-_looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # the conftest files; whether any of them has such a hook
+_looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # the conftest files; whether one has such a hook
 
 
 def needs_one_message(item: pytest.Function) -> bool:

@@ -33,7 +33,10 @@ class Begun:
 
 
 class Noting:
-    """A pytest plugin that records set-ups; ``present``: the record of the running rank, while it may set up fixtures."""
+    """A pytest plugin that records set-ups.
+
+    ``present`` is the record of the running rank, while it may set up fixtures.
+    """
 
     def __init__(self) -> None:
         self.present: Begun | None = None

@@ -1,4 +1,4 @@
-"""Tests whose verdicts differ between ``sim`` and processes: the cause may be module globals that simulated ranks share.
+"""Tests whose verdicts differ between ``sim`` and processes, because simulated ranks may share module globals.
 
 At the end of the session, each such test runs again on simulated ranks, with separate module globals for each rank. The
 finding is added to the report of the failure. In a session whose verdicts agree, nothing is done, except that the

@@ -16,7 +16,7 @@ from pdlcheck.harness.running.following import next_of, remember_next
 __all__ = ["begins_early"]
 
 # Hooks that report, such as pytest_runtest_logreport, may come from any plugin. A worker of pytest-xdist has its own
-# runtestloop, which knows only one item ahead.
+# runtestloop, which receives only one item ahead.
 _HOOKS = (
     *("pytest_runtestloop", "pytest_runtest_protocol", "pytest_runtest_setup", "pytest_runtest_call"),
     *("pytest_pyfunc_call", "pytest_runtest_teardown", "pytest_runtest_makereport"),

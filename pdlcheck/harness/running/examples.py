@@ -32,7 +32,7 @@ RANK_FIXTURES = frozenset({"device", "group", "rank", "subject", "world_size"})
 
 DEFAULT_DEADLINE = timedelta(milliseconds=200)  # Hypothesis's default for each example
 
-_SETTINGS, _OWN_SETTINGS = "_hypothesis_internal_use_settings", "_pdlcheck_own_settings"  # attributes of a test function
+_SETTINGS, _OWN_SETTINGS = "_hypothesis_internal_use_settings", "_pdlcheck_own_settings"  # function attributes
 _refused = pytest.StashKey[str]()
 
 
@@ -82,7 +82,7 @@ def drop_default_deadline(item: pytest.Item) -> None:
     from hypothesis import settings
 
     own = _settings_of(item)
-    function: Any = getattr(item, "obj")  # noqa: B009  # of pytest.Function
+    function: Any = getattr(item, "obj")  # noqa: B009  # only pytest.Function declares it
     function = getattr(function, "__func__", function)
     changed = getattr(function, _SETTINGS, own)  # accept_rank_fixtures may have changed them
     setattr(function, _SETTINGS, settings(parent=changed, deadline=_deadline_of(own)))
@@ -152,7 +152,8 @@ def ranks_receive_examples(item: pytest.Function, run: Callable[[dict[str, Any]]
     handle = item.obj.hypothesis
     body = handle.inner_test
     of_a_class = hasattr(item.obj, "__self__")
-    instance = next(iter(inspect.signature(body).parameters), None) if of_a_class else None  # each rank has its own instance
+    # Each rank has its own instance.
+    instance = next(iter(inspect.signature(body).parameters), None) if of_a_class else None
 
     @functools.wraps(body)
     def on_ranks(*args: Any, **arguments: Any) -> None:

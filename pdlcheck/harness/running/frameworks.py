@@ -25,7 +25,8 @@ def modules_of_framework(failure: pytest.TestReport | None) -> list[str]:
     by_file = {str(getattr(module, "__file__", None)): name for name, module in list(sys.modules.items())}
     trace: Any = getattr(getattr(failure, "longrepr", None), "reprtraceback", None)
     for entry in reversed(getattr(trace, "reprentries", ())):
-        path = os.path.abspath(str(getattr(getattr(entry, "reprfileloc", None), "path", "")))  # the report shows a relative path
+        # The report shows a relative path.
+        path = os.path.abspath(str(getattr(getattr(entry, "reprfileloc", None), "path", "")))
         name = by_file.get(path, "")
         if name and is_installed(path) and name.partition(".")[0] not in _NOT_FRAMEWORKS:
             return _part(name)
@@ -38,7 +39,8 @@ def _part(name: str) -> list[str]:
         package = ".".join(parts[:depth])
         found = [one for one, module in list(sys.modules.items()) if _is_in(package, one, module)]
         if len(found) <= _AT_MOST:
-            return sorted(found, key=lambda one: hasattr(sys.modules[one], "__path__"))  # packages last
+            # Packages, which stand for all modules below them, come last.
+            return sorted(found, key=lambda one: hasattr(sys.modules[one], "__path__"))
     return []
 
 

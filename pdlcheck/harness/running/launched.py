@@ -243,7 +243,7 @@ def lead(config: pytest.Config) -> Generator[None, object, object]:
     exitcode = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
         result = yield
-        exitcode = int(result)  # type: ignore[call-overload]  # an exit code, by pytest's word
+        exitcode = int(result)  # type: ignore[call-overload]  # pytest's hook returns an exit code
     except pytest.UsageError:
         exitcode = int(pytest.ExitCode.USAGE_ERROR)
         raise

@@ -1,7 +1,8 @@
-"""pytest's ``monkeypatch``, ``caplog`` and ``capsys`` of simulated ranks: in force while their rank runs.
+"""The fixtures ``monkeypatch``, ``caplog`` and ``capsys`` of simulated ranks, in force while their rank runs.
 
-Each changes or hears something of the whole process. When its rank gives up the turn that is taken back, and done again
-when the rank goes on, so no rank sees another's and it does not matter in which order they end.
+Each of them changes or observes state of the whole process. When its rank passes the turn, the change is undone, and
+when the rank gets the turn again, it is repeated. Therefore no rank sees another rank's changes, and the order in which
+ranks end does not matter.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ __all__ = [
 ]
 
 _ABSENT: Any = object()
-_CHANGES = ("setattr", "delattr", "setitem", "delitem", "syspath_prepend", "chdir", "undo")  # the rest call these
+_CHANGES = ("setattr", "delattr", "setitem", "delitem", "syspath_prepend", "chdir", "undo")  # others call these
 
 _Own = TypeVar("_Own", bound=Own)
 _HasLevel = logging.Handler | logging.Logger
 
 
 def follow(own: _Own) -> _Own:
-    """On a rank: let this be in force while the rank runs."""
+    """Keep ``own`` in force on this rank whenever the rank runs."""
     running_rank().state.own.append(own)
     return own
 
 
 @contextmanager
 def in_force(own: Own) -> Iterator[None]:
-    """On a rank: in the block, and while the rank runs."""
+    """Keep ``own`` in force on this rank in the block, whenever the rank runs."""
     owned = running_rank().state.own
     own.arrive()
     owned.append(own)
@@ -62,19 +63,22 @@ def in_force(own: Own) -> Iterator[None]:
 
 
 def follow_log(item: pytest.Item) -> None:
-    """On a rank, before its fixtures are set up: let what ``caplog`` hears from now on be the rank's own."""
+    """Separate the records of ``caplog`` for this rank, before its fixtures are set up."""
     if "caplog" in item.fixturenames and caplog_handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
         follow(_Log(item))
 
 
 def follow_late_log(item: pytest.Item) -> None:
-    """On a rank that has asked for ``caplog`` by ``request``: the same from now on; what was heard stays there."""
+    """Separate the records of ``caplog`` from now on, for a rank that requested it with ``request``.
+
+    Earlier records stay.
+    """
     if caplog_handler_key in item.stash:
         follow(_Log(item, late=True))
 
 
 def follow_fixture(value: object) -> Own | None:
-    """On a rank, when its fixtures are set up: let what the value of one of them does be the rank's own from now on."""
+    """Separate the effects of a fixture's value for this rank, from now on, while its fixtures are set up."""
     if isinstance(value, pytest.MonkeyPatch):
         followed = any(isinstance(own, _Patches) and own.is_of(value) for own in running_rank().state.own)
         return None if followed else follow(_Patches(value))
@@ -105,7 +109,7 @@ def _on_the_ranks_own(change: Any) -> Any:
 
 
 def _patches_of(rank: RankThread, patches: pytest.MonkeyPatch) -> Any:
-    """Return what this rank uses in place of ``patches``: at first a new one."""
+    """Return the ``MonkeyPatch`` that this rank uses in place of ``patches``; create it on first use."""
     for own in rank.state.own:
         if isinstance(own, _Patches) and (own.is_of(patches) or own.stands_for is patches):
             return own.patches
@@ -115,7 +119,10 @@ def _patches_of(rank: RankThread, patches: pytest.MonkeyPatch) -> Any:
 
 
 class _Patches:
-    """The patches of one ``MonkeyPatch``. ``stands_for``: the controller's, in place of which the rank uses it."""
+    """The patches of one ``MonkeyPatch``.
+
+    ``stands_for`` is the controller's ``MonkeyPatch`` that this one replaces on the rank.
+    """
 
     stands_for: pytest.MonkeyPatch | None = None
 
@@ -127,10 +134,11 @@ class _Patches:
         self._path: list[str] | None = None
 
     def is_of(self, patches: pytest.MonkeyPatch) -> bool:
-        """Whether this follows it."""
+        """Return whether this object follows ``patches``."""
         return self.patches is patches
 
     def leave(self) -> None:
+        """Store the patched values, and undo the patches."""
         patches = self.patches
         self._attributes = [(target, name, _value(target, name)) for target, name, _ in patches._setattr]
         self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in patches._setitem]
@@ -139,6 +147,7 @@ class _Patches:
         patches.undo()
 
     def arrive(self) -> None:
+        """Patch the stored values again."""
         patches = self.patches
         for target, name, value in self._attributes:
             if value is _ABSENT:
@@ -157,7 +166,7 @@ class _Patches:
 
 
 def _value(target: Any, name: str) -> Any:
-    """What the target itself holds under that name."""
+    """Return the value that the target itself holds under that name, without inherited ones."""
     own = getattr(target, "__dict__", {})
     if name in own:
         return own[name]
@@ -166,7 +175,7 @@ def _value(target: Any, name: str) -> Any:
 
 
 class _Log:
-    """What ``caplog`` has heard, and the levels that it has set."""
+    """The records that ``caplog`` has captured on one rank, and the levels that the rank has set."""
 
     def __init__(self, item: pytest.Item, *, late: bool = False) -> None:
         self._stash = item.stash
@@ -217,7 +226,7 @@ def _levels(handler: logging.Handler) -> dict[_HasLevel, int]:
 
 
 class Captured:
-    """``capsys`` or one of its kin, of which pytest has one at a time."""
+    """A ``capsys`` fixture, or a similar one; pytest has only one at a time."""
 
     def __init__(self, fixture: CaptureFixture[Any]) -> None:
         self._fixture: Any = fixture
@@ -225,13 +234,15 @@ class Captured:
         self._in_use = self._on = False
 
     def leave(self) -> None:
-        self._in_use = self._manager._capture_fixture is self._fixture  # else it is torn down
+        """Suspend the capture of this rank."""
+        self._in_use = self._manager._capture_fixture is self._fixture  # otherwise it has been torn down
         if self._in_use:
-            self._on = self._fixture._is_started()  # else in a block of capsys.disabled()
+            self._on = self._fixture._is_started()  # otherwise in a block of capsys.disabled()
             self._fixture._suspend()
             self._manager.unset_fixture()
 
     def arrive(self) -> None:
+        """Resume the capture of this rank."""
         if self._in_use:
             self._manager.set_fixture(self._fixture)
             if self._fixture._capture is None:
@@ -240,7 +251,7 @@ class Captured:
                 self._fixture._resume()
 
     def show(self) -> None:
-        """At the end of a phase, what nobody has read is in the report; a fixture's teardown may still read it."""
+        """Put unread output into the report, at the end of a phase; the fixture's teardown may still read it."""
         self._fixture.close()
 
 

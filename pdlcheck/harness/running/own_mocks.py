@@ -1,8 +1,8 @@
 """``unittest.mock.patch`` on a simulated rank: in force while that rank runs, as with ``monkeypatch``.
 
-So it is in a test's body, in fixtures of function scope and in ``setUp``; a wider fixture patches for all ranks.
+This applies to a test's body, fixtures of function scope and ``setUp``; a fixture of wider scope patches for all ranks.
 
-A patch that decorates a function is one object, which keeps what was there before it: each rank enters a copy of it.
+A patch that decorates a function is one object, which stores the original value. Therefore each rank enters a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pdlcheck.worlds.simulated.turns.scheduler import current_rank
 
 __all__ = ["PATCHES"]
 
-_Patch: Any = getattr(mock, "_patch")  # noqa: B009 - their type stubs tell less
+_Patch: Any = getattr(mock, "_patch")  # noqa: B009 - the type stubs do not declare it
 _PatchDict: Any = getattr(mock, "_patch_dict")  # noqa: B009
 
 
@@ -52,7 +52,7 @@ def _exit(leave: Any) -> Any:
 
 
 class _Started:
-    """The patches that ``start`` has entered: ``stopall`` ends those of its rank."""
+    """The patches that ``start`` has entered on one rank; ``stopall`` ends only those."""
 
     def __init__(self) -> None:
         self._own: list[Any] = []
@@ -98,9 +98,7 @@ class _Dict:
 
 
 PATCHES = tuple(
-    Patch(
-        patch, name, make, "a simulated rank enters a patch of its own, except in a fixture that all ranks share"
-    )
+    Patch(patch, name, make, "a simulated rank enters a patch of its own, except in a fixture that all ranks share")
     for patch, own in ((_Patch, _Attribute), (_PatchDict, _Dict))
     for name, make in (("__enter__", partial(_enter, own)), ("__exit__", _exit))
 )

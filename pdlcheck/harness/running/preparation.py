@@ -1,4 +1,4 @@
-"""What a session of pytest wants of rank processes when they start, whichever way tests use them."""
+"""The preparation of rank processes for a pytest session, whichever way tests use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Preparation:
 
 
 def options_of_processes(config: pytest.Config) -> dict[str, Any]:
-    """Arguments for a world whose ranks are processes."""
+    """Return the arguments for a world whose ranks are processes."""
     rank = config.getoption("--pdl-rank-pdb")
     terminal = None
     if rank is not None:

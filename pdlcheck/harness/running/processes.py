@@ -1,4 +1,4 @@
-"""A marked item on rank processes: each of them keeps a pytest session that runs the item's phases."""
+"""A marked item on rank processes: each process keeps a pytest session that runs the item's phases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _description = pytest.StashKey[dict[str, SessionDescription]]()
 
 
 class ProcessItem:
-    """Implements ``RankedItem`` for worlds whose ranks are processes."""
+    """An implementation of ``RankedItem`` for worlds whose ranks are processes."""
 
     def __init__(self, item: pytest.Function, case: Case, world: World) -> None:
         self._item = item
@@ -43,15 +43,16 @@ class ProcessItem:
         self._output = RankOutput(item, case.world_size)
         self._at_once = needs_one_message(item)
         self._where = _where(item)
-        self._early = self._where if self._at_once else None  # the key of a call that may have begun already
-        self._begun = False  # the ranks may hold something of the item
+        self._early = self._where if self._at_once else None  # the key of a call that may already run
+        self._begun = False  # the ranks may hold fixtures of the item
         read_marker(item)
         attach_quickly(item.config)
 
     def setup(self) -> None:
+        """Start or reuse the ranks, collect the file on them, and set up their fixtures."""
         __tracebackhide__ = True
         item = self._item
-        with not_counted(item):  # what several tests have in common is no test's fault
+        with not_counted(item):  # shared work does not count against one test's limit
             assert isinstance(self._world, ProcessWorld)
             beginning = _beginning(item, self._case.world) if self._world.isolation == "fresh" else None
             opened = self._world.open(self._case.world_size, beginning=beginning, begun=self._early)
@@ -69,9 +70,10 @@ class ProcessItem:
             self._phase("setup", rank_session.setup, *self._where)
 
     def call(self, drawn: dict[str, Any]) -> None:
+        """Run the body on every rank; an item with one message is set up and torn down too."""
         __tracebackhide__ = True
         assert self._ranks is not None
-        if not self._ranks.intact:  # an earlier example ended in a failure that took ranks with it
+        if not self._ranks.intact:  # an earlier example failed and ended ranks
             self.teardown()
             self.setup()
         self._begun = True
@@ -83,7 +85,7 @@ class ProcessItem:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        """The ranks run the next item while this process reports the present one."""
+        """Let the ranks run the next item while this process reports the current one."""
         following = begins_early(self._item)
         if following is None or self._world.isolation != "pool" or self._output.live:
             return
@@ -93,10 +95,11 @@ class ProcessItem:
             self._ranks.begin(where, rank_session.run, *where, next_on_the_same_ranks(following))
 
     def teardown(self) -> None:
+        """Tear down the fixtures of every rank and release the ranks."""
         __tracebackhide__ = True
         with self._stack as stack:
             ranks, following = self._ranks, self._following()
-            if ranks is not None and ranks.can_end and self._world.isolation != "fresh":  # others will take their place
+            if ranks is not None and ranks.can_end and self._world.isolation != "fresh":  # new ranks will replace these
                 following = None
                 stack.callback(self._finish_session, ranks)
             if ranks is not None and (ranks.intact or ranks.can_end) and self._begun:
@@ -105,19 +108,19 @@ class ProcessItem:
 
     def _finish_session(self, ranks: ProcessRanks) -> None:
         __tracebackhide__ = True
-        if ranks.can_end:  # else they are gone by now
+        if ranks.can_end:  # otherwise they have already ended
             self._phase("teardown", rank_session.finish, int(self._item.session.testsfailed > 0))
 
     def _following(self) -> Following:
-        """What runs next on these ranks; they end after this item if they are its own."""
+        """Return what runs next on these ranks; they end after this item if they are its own."""
         return None if self._world.isolation == "fresh" else next_on_the_same_ranks(self._item)
 
     def _collect(self, ranks: ProcessRanks) -> None:
-        """Once for each file on the same processes."""
+        """Collect the item's file on the ranks, once for each file on the same processes."""
         __tracebackhide__ = True
         item = self._item
         collected = item.config.stash.setdefault(_collected, set())
-        pids = (self._case.world_size,) if ranks.have_begun else ranks.pids  # forks of those that have collected it
+        pids = (self._case.world_size,) if ranks.have_begun else ranks.pids  # forks of templates that have collected it
         what = (*pids, item.path)
         if what in collected:
             return
@@ -136,7 +139,8 @@ class ProcessItem:
         __tracebackhide__ = True
         assert self._ranks is not None
         limit = seconds_left(self._item)
-        if limit is not None and self._item.config.getoption("--pdl-rank-pdb") is None:  # a person takes time
+        # There is no limit for a person at the debugger.
+        if limit is not None and self._item.config.getoption("--pdl-rank-pdb") is None:
             self._ranks.timeout_s = limit
         try:
             outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args, **kwargs)
@@ -148,11 +152,11 @@ class ProcessItem:
 def finish(config: pytest.Config, world: World, exitstatus: int) -> None:
     """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down.
 
-    Others begin if an item runs after all: the last one, once more.
+    If an item runs after all, new sessions begin. That item is the last one, run again.
     """
     assert isinstance(world, ProcessWorld)
     config.stash.setdefault(_collected, set()).clear()
-    world.isolation = "pool"  # the ranks that were kept, as they are
+    world.isolation = "pool"  # use the ranks that were kept
     with ExitStack() as every_pool:
         for world_size in world.running():
             every_pool.callback(world.run, rank_session.finish, exitstatus, world_size=world_size)
@@ -163,7 +167,7 @@ def _where(item: pytest.Function) -> tuple[str, str, str]:
 
 
 def _beginning(item: pytest.Function, world: str) -> Beginning | None:
-    """What each fresh rank of the file starts with; None if the file has gone."""
+    """Return the collection with which each fresh rank of the file starts; None if the file no longer exists."""
     try:
         about = item.path.stat()
     except OSError:

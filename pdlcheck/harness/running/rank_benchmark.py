@@ -1,4 +1,4 @@
-"""The fixture ``rank_benchmark``: in a rank it times what the body gives it, in the controller it asks the ranks to."""
+"""The fixture ``rank_benchmark``: a rank times the function itself, the controller lets the ranks time it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["RankBenchmark"]
 
 
 class RankBenchmark:
-    """What the fixture returns; see ``pdlcheck.plugin.rank_benchmark``.
+    """The value of the fixture; see ``pdlcheck.plugin.rank_benchmark``.
 
     Args:
         item: the test.
-        benchmark: the fixture of pytest-benchmark, whose options and markers hold.
-        world: name of the world of a test that has no ranks of its own.
+        benchmark: the fixture of pytest-benchmark, whose options and markers apply.
+        world: name of the world, for a test that has no ranks of its own.
     """
 
     def __init__(self, item: pytest.Item, benchmark: Any, world: str | None) -> None:
@@ -98,13 +98,13 @@ class RankBenchmark:
         return [one[0] for one in outcomes]
 
     def _rounds(self, iterations: int | None, setup: Callable[[], object] | None) -> Rounds:
-        """pytest-benchmark's options and marker; a function that is set up anew is called once in a sample."""
+        """Return the rounds of pytest-benchmark's options and marker; with ``setup``, a sample is one call."""
         most = max(self._benchmark._min_rounds, Rounds.max_rounds)
         once = 1 if setup is not None and iterations is None else iterations
         return Rounds(self._benchmark._max_time, self._benchmark._min_rounds, most, once)
 
     def _take(self) -> None:
-        """A test has one row of one name, as with pytest-benchmark's own fixture."""
+        """Raise an error at a second measurement, because a test has one row of one name, as with pytest-benchmark."""
         if self._benchmark._mode:
             raise ValueError(
                 f"rank_benchmark: {self._item.nodeid} has measured already; parametrize the test, or compare functions "

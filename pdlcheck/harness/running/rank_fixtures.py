@@ -1,4 +1,4 @@
-"""The function-scoped fixtures of one simulated rank: put aside where another rank has the turn, and put back."""
+"""The function-scoped fixtures of one simulated rank: put aside while another rank has the turn, and put back after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ONCE_FOR_ALL", "FixturesAtHand", "RankFixtures", "put_aside", "put_back"]
 
-# attributes of an item that pytest makes anew for whoever sets up its fixtures
+# attributes of an item that pytest creates anew for each set-up of its fixtures
 _OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
 ONCE_FOR_ALL = (
     "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
@@ -31,25 +31,25 @@ ONCE_FOR_ALL = (
 
 @dataclass
 class RankFixtures:
-    """One rank's share of the item: the body to call, its arguments, and the fixtures that were put aside."""
+    """The part of an item that belongs to one rank: the body, its arguments, and the fixtures that were put aside."""
 
     body: Callable[..., Any] = field(default=lambda: None)
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
     request: Any = None
-    is_at_hand: bool = True  # False while it waits for other ranks, also if they are given up then
-    of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that are the rank's own
+    is_at_hand: bool = True  # False while the rank waits for others, and after that run was abandoned
+    of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that belong to the rank
     begun: Begun = field(default_factory=Begun)
     aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
-    finalizers: list[Callable[[], object]] = field(default_factory=list)  # which the body has added
+    finalizers: list[Callable[[], object]] = field(default_factory=list)  # finalizers that the body has added
     captured: list[Captured] = field(default_factory=list)
     properties: Properties | None = None
-    reports: list[dict[str, Any]] = field(default_factory=list)  # of subtests
-    said: list[Said] = field(default_factory=list)  # of the example under way
+    reports: list[dict[str, Any]] = field(default_factory=list)  # reports of subtests
+    said: list[Said] = field(default_factory=list)  # of the current example
 
 
 class FixturesAtHand:
-    """Of a rank that sets up or tears down fixtures, or whose body may ask for some with ``request``: those it has."""
+    """The fixtures of a rank that sets up or tears down fixtures, or whose body may request some with ``request``."""
 
     def __init__(
         self, item: pytest.Function, rank: RankFixtures, context: RankContext, notes: dict[Any, Any] | None = None
@@ -57,12 +57,14 @@ class FixturesAtHand:
         self._item = item
         self._rank = rank
         self._context = context
-        self._notes = notes or {}  # of the item, such as a fixture's teardown takes away: each rank's teardown does
+        # A fixture's teardown may remove notes of the item, and each rank's teardown needs them.
+        self._notes = notes or {}
         self._noting = noting_of(item.config)
         rank.is_at_hand = False
         rank.begun.on_end = self._follow
 
     def arrive(self) -> None:
+        """Put this rank's fixtures back, when the rank gets the turn."""
         self._rank.is_at_hand = True
         set_rank_context(self._context)
         put_back(self._rank)
@@ -75,7 +77,8 @@ class FixturesAtHand:
         self._noting.present = self._rank.begun
 
     def leave(self) -> None:
-        if self._rank.is_at_hand:  # else the ranks were given up while this one waited
+        """Put this rank's fixtures aside, when the rank passes the turn."""
+        if self._rank.is_at_hand:  # otherwise the run was abandoned while this rank waited
             self._rank.is_at_hand = False
             self._noting.present = None
             item = self._item
@@ -84,7 +87,7 @@ class FixturesAtHand:
             leave_rank_context(self._context)
 
     def _follow(self, definition: Any) -> None:
-        """A fixture is set up: what it does is the rank's own from now on."""
+        """Separate the effects of a fixture for this rank, from the end of its set-up on."""
         item, rank, cached = self._item, self._rank, definition.cached_result
         if cached is None or cached[2] is not None or definition.scope != "function":
             return
@@ -101,12 +104,13 @@ class FixturesAtHand:
 
 
 def put_aside(item: pytest.Function, rank: RankFixtures) -> None:
+    """Put a rank's fixtures aside, so that their definitions look unused to the next rank."""
     for definition in _set_up(item, rank):
         rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
         definition.cached_result = None
         definition._finalizers.clear()
     for definition, request in rank.begun.under_way.items():
-        if definition.scope != "function":  # whoever asks for it meanwhile is told
+        if definition.scope != "function":  # a rank that requests it meanwhile gets this error
             rank.aside.append((definition, None, list(definition._finalizers)))
             waits = Unsupported(f"the fixture {definition.argname!r} waits for other ranks; {ONCE_FOR_ALL}")
             definition.cached_result = None, definition.cache_key(request), (waits, None)
@@ -114,6 +118,7 @@ def put_aside(item: pytest.Function, rank: RankFixtures) -> None:
 
 
 def put_back(rank: RankFixtures) -> list[Any]:
+    """Put a rank's fixtures back; return their definitions."""
     aside, rank.aside = rank.aside, []
     for definition, cached, finalizers in aside:
         definition.cached_result = cached
@@ -122,7 +127,7 @@ def put_back(rank: RankFixtures) -> list[Any]:
 
 
 def _set_up(item: pytest.Function, rank: RankFixtures) -> list[Any]:
-    """The function-scoped fixtures that are or have begun to be, in their order."""
+    """Return the function-scoped fixtures that are set up or being set up, in their order."""
     known = (rank.request or item._request)._fixture_defs.values()
     begun = rank.begun.in_order()
     used = [*(one for one in known if one not in begun), *begun]

@@ -1,4 +1,4 @@
-"""Runs a marked item on ranks: its phases are the same on every world, only the ranks' side differs."""
+"""The phases of a marked item on ranks: the same on every world, except for the ranks' side."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class RankedItem(Protocol):
         """Run the body on every rank, with these arguments besides the fixtures."""
 
     def teardown(self) -> None:
-        """Tear the fixtures down and give the ranks back."""
+        """Tear down the fixtures of every rank and release the ranks."""
 
 
 def prepare(item: pytest.Item) -> None:
-    """Put the ranks' set-up in the place of the item's own."""
+    """Replace the item's own set-up by the set-up of its ranks."""
     assert isinstance(item, pytest.Function)
     if cases.runs_in_a_rank(item.config):
         return
@@ -57,7 +57,7 @@ def prepare(item: pytest.Item) -> None:
 
 def _setup(item: pytest.Function, ranked: RankedItem) -> None:
     item.addfinalizer(lambda: clear_shared(item))
-    item.addfinalizer(ranked.teardown)  # the last comes first
+    item.addfinalizer(ranked.teardown)  # finalizers run in reverse order
     ranked.setup()
 
 
@@ -87,7 +87,7 @@ def call(item: pytest.Function) -> None:
 
 
 def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
-    """End the pytest sessions in ranks: what they still have set up is torn down, and the first error raised."""
+    """End the pytest sessions in ranks: tear down what is still set up, and raise the first error."""
     for world in open_worlds(config):
         if world.shares_process:
             continue
@@ -97,17 +97,17 @@ def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
 
 
 def status_of(end: BaseException) -> int:
-    """The exit status of a session that this ends before its last item."""
+    """Return the exit status of a session that this exception ends before its last item."""
     if isinstance(end, pytest.exit.Exception) and end.returncode is not None:
         return end.returncode
     return pytest.ExitCode.TESTS_FAILED if isinstance(end, pytest.Session.Failed) else pytest.ExitCode.INTERRUPTED
 
 
 def _shown(item: pytest.Function, name: str) -> Any:
-    """In a falsifying example: the value of a parameter, which is the same on all ranks."""
+    """Return a fixture's value for a falsifying example, if all ranks have the same; otherwise a placeholder."""
     definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
     made_by = definitions[-1].func.__module__ if definitions else "_pytest."
-    if name in item.callspec.params and made_by.startswith("_pytest."):  # else it is the parameter of a fixture
+    if name in item.callspec.params and made_by.startswith("_pytest."):  # otherwise it is the parameter of a fixture
         return item.callspec.params[name]
     if name == "world_size" and made_by == "pdlcheck.plugin":
         case = cases.case_of(item)
@@ -117,7 +117,7 @@ def _shown(item: pytest.Function, name: str) -> Any:
 
 
 class _EachRanksOwn:
-    """Stands for a fixture where the controller calls the test: only the ranks have its value."""
+    """A placeholder for a fixture when the controller calls the test; only the ranks have its value."""
 
     def __repr__(self) -> str:
         return "<each rank's own>"

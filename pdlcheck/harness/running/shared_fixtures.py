@@ -1,7 +1,7 @@
 """Fixtures of wider than function scope: simulated ranks share one value, each process has its own.
 
-Whether that makes two worlds differ is found by experiment, as with globals: the test runs again, and each simulated
-rank sets these fixtures up for itself.
+An experiment decides whether this makes two worlds differ, as with globals: the test runs again, and each simulated
+rank sets up these fixtures for itself.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pdlcheck.worlds.watch.callsite import short
 __all__ = ["blame", "of_users", "told", "used_before"]
 
 _XUNIT = re.compile(r"_(?:xunit|unittest)_(setup_module|setup_class|setUpClass)_fixture")  # pytest's names for these
-_AT_MOST = 12  # fixtures that are tried one at a time
+_AT_MOST = 12  # the greatest number of fixtures that are tried one at a time
 
 
 def of_users(item: pytest.Item) -> list[Any]:
-    """The definitions of the user's fixtures of wider scope that an item names, itself or by others."""
+    """Return the definitions of the user's fixtures of wider scope that an item uses, directly or through others."""
     function: Any = item
     known: dict[str, Sequence[Any]] = function._fixtureinfo.name2fixturedefs
     modules = user_modules()
@@ -39,7 +39,7 @@ def of_users(item: pytest.Item) -> list[Any]:
 
 
 def used_before(item: pytest.Item, definitions: Iterable[Any]) -> list[Any]:
-    """Those that tests before the item have used, on the same ranks."""
+    """Return the definitions that earlier tests on the same ranks have used."""
     items = item.session.items
     before = [one for one in items[: items.index(item)] if cases.case_of(one) == cases.case_of(item)]
     used = {id(definition) for one in before for definition in of_users(one)}
@@ -47,13 +47,13 @@ def used_before(item: pytest.Item, definitions: Iterable[Any]) -> list[Any]:
 
 
 def blame(definitions: Sequence[Any], run: Callable[[], str | None], failure: str | None) -> tuple[list[Any], str]:
-    """Those of the fixtures that make a test end otherwise on processes, and what the run with each rank's own gave.
+    """Return the fixtures that make a test end differently on processes, and the failure without sharing them.
 
     Args:
-        definitions: of the fixtures.
-        run: the first line of what fails on sim, None if nothing does.
-        failure: that of processes. What fails otherwise than there is no answer: two ranks of a process may not both
-            be able to set up what each process can.
+        definitions: definitions of the fixtures.
+        run: runs the test on sim and returns the first line of its failure, None if it passes.
+        failure: the first line of the failure on processes. A run that fails differently proves nothing: two ranks of
+            one process may be unable to set up what each process can.
     """
 
     def ends_alike(some: Sequence[Any]) -> bool:
@@ -73,7 +73,7 @@ def blame(definitions: Sequence[Any], run: Callable[[], str | None], failure: st
 
 
 def told(definitions: Iterable[Any]) -> list[str]:
-    """A line for each: its name, scope and place."""
+    """Return a line for each definition, with its name, scope and place."""
     lines = []
     for one in definitions:
         own = _XUNIT.match(one.argname)
@@ -84,7 +84,7 @@ def told(definitions: Iterable[Any]) -> list[str]:
 
 
 def _kind(message: str | None) -> str | None:
-    """Of a failure: its exception, or the word ``assert``."""
+    """Return the name of a failure's exception, or the word ``assert``."""
     found = None if message is None else re.match(r"[\w.]*", message)
     return None if found is None else found[0].rpartition(".")[2]
 

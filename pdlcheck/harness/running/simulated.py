@@ -1,7 +1,7 @@
-"""A marked item on simulated ranks: all of them in this process, each with function-scoped fixtures of its own.
+"""A marked item on simulated ranks: all ranks are in this process, each with its own function-scoped fixtures.
 
 pytest keeps one value of a fixture at a time. When a rank's fixtures are set up, or one of them waits for another rank,
-their values and finalizers are put aside and the definitions look unused to the next rank; the finalizers run at the
+their values and finalizers are put aside, and the definitions look unused to the next rank. The finalizers run at the
 item's teardown, last rank first. Fixtures of wider scope are set up once for all ranks, before the others.
 """
 
@@ -65,30 +65,32 @@ _ASYNC = (
 
 
 class SimulatedItem:
-    """Implements ``RankedItem`` for the simulated world."""
+    """An implementation of ``RankedItem`` for the simulated world."""
 
     def __init__(self, item: pytest.Function, case: Case, world: SimulatedWorld) -> None:
         self._item = item
         self._case = case
         self._world = world
-        self._device = torch.device("cpu" if world.device == "cpu" else device_name(0, devices=1))  # of all ranks
+        # All ranks have this device.
+        self._device = torch.device("cpu" if world.device == "cpu" else device_name(0, devices=1))
         self._own_devices = world.device == "cuda" and world.cuda_as_cpu
         self._ranks: list[RankFixtures] = []
         self._stack = ExitStack()
         self._at_once = needs_one_message(item)
         self._is_async = False
         self._is_late = False
-        self._given_up = False  # in its set-up, by a limit of time
-        self._called: Callable[..., Any] | None = None  # in the bodies' place, by a plugin that has wrapped the test
-        self._aside: BaseException | None = None  # of the schedules that were run: the first skip or expected failure
+        self._given_up = False  # a time limit has ended the set-up
+        self._called: Callable[..., Any] | None = None  # a plugin's wrapper to call instead of the bodies
+        self._aside: BaseException | None = None  # the first skip or expected failure under a schedule
         read_marker(item)
         attach_quickly(item.config)
 
     def setup(self) -> None:
+        """Create the ranks, and set up the fixtures of each."""
         __tracebackhide__ = True
         if inspect.iscoroutinefunction(self._item.obj):
             self._is_async = True
-            self._item._obj = _stand_still  # a plugin for such tests would call it once, by itself
+            self._item._obj = _stand_still  # a plugin for async tests would otherwise call the body once, without ranks
             return
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         if not begins_with_group(self._item):
@@ -108,7 +110,7 @@ class SimulatedItem:
         self._stand_in()
 
     def _stand_in(self) -> None:
-        """What a plugin wraps in a hook around the call is, for a method, that of each rank's own instance."""
+        """Let a method that a plugin's hook wraps around the call be the method of each rank's own instance."""
         item = self._item
         if item.cls is not None and not is_property(item):
 
@@ -126,7 +128,8 @@ class SimulatedItem:
             first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
             self._cluster.give_to_controller(0)
             if isinstance(first, Raised):
-                told = getattr(first.error, "__notes__", ())  # pytest keeps the error for other tests
+                # pytest keeps the error for other tests, so the note must be added only once.
+                told = getattr(first.error, "__notes__", ())
                 if isinstance(first.error, Deadlock) and ONCE_FOR_ALL not in told:
                     first.error.add_note(ONCE_FOR_ALL)
                 return [first, *(self._on_rank(rank, work) for rank, work in enumerate(fill) if rank)]
@@ -138,14 +141,14 @@ class SimulatedItem:
             raise
 
     def _leave_behind(self) -> None:
-        """A rank that did not stop has its fixtures at hand, which pytest would finish in the controller."""
+        """Put aside the fixtures of ranks that did not stop, because pytest would finish them in the controller."""
         for rank in self._ranks:
             if rank.is_at_hand:
                 rank.is_at_hand, rank.request = False, self._item._request
                 put_aside(self._item, rank)
 
     def _tell(self) -> None:
-        """At the end of a phase: what ranks have written and nobody has read, and what they have recorded."""
+        """Report, at the end of a phase, the unread output, the properties and the subtests of the ranks."""
         for one in [one for rank in self._ranks for one in rank.captured]:
             one.show()
         self._record(self._ranks)
@@ -158,6 +161,7 @@ class SimulatedItem:
         record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
 
     def call(self, drawn: dict[str, Any]) -> None:
+        """Run the body on every rank, under each schedule of the marker ``schedules``."""
         __tracebackhide__ = True
         if self._is_async:
             _refuse_async()
@@ -184,7 +188,7 @@ class SimulatedItem:
         self._warn_of_results()
 
     def _warn_of_results(self) -> None:
-        """Once for all ranks, in pytest's words."""
+        """Warn once for all ranks, with pytest's text, if a body returned a value."""
         returned = next((rank.returned for rank in self._ranks if rank.returned is not None), None)
         if returned is not None:
             warnings.warn(
@@ -215,7 +219,7 @@ class SimulatedItem:
                 tell(said)
 
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
-        """Run the bodies on new ranks with new fixtures, as in a run of this one schedule alone."""
+        """Run the bodies on new ranks with new fixtures, as in a run of only this schedule."""
         if self._used:
             notes = dict(self._item.stash._storage)
             self.teardown()
@@ -226,7 +230,7 @@ class SimulatedItem:
         self._used = True
         try:
             outcomes = self._outcomes({}, schedule)
-        except RankTimeout:  # as Ctrl-C it ends the search
+        except RankTimeout:  # a timeout ends the search, like Ctrl-C
             raise
         except Exception as error:
             return error
@@ -236,12 +240,13 @@ class SimulatedItem:
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             raise
         except (pytest.skip.Exception, pytest.xfail.Exception) as aside:
-            self._aside = self._aside or aside  # a failure under another schedule counts more
+            self._aside = self._aside or aside  # a failure under another schedule takes precedence
         except BaseException as error:
             return error
         return None
 
     def teardown(self) -> None:
+        """Tear down the fixtures of every rank, last rank first."""
         if self._is_async:
             return
         ranks, self._ranks = self._ranks, []
@@ -250,26 +255,26 @@ class SimulatedItem:
                 for fixtures in ranks:
                     self._finish(fixtures)
                 return
-            notes = dict(self._item.stash._storage)  # tmp_path takes its own away at the first rank's teardown
-            notes.setdefault(tmppath_result_key, {})  # Ctrl-C in a set-up: there is no report of it
+            notes = dict(self._item.stash._storage)  # tmp_path removes its note at the first rank's teardown
+            notes.setdefault(tmppath_result_key, {})  # a set-up that Ctrl-C ended has no report
             finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
             ended = self._run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
-            with suppress(Deadlock) if self._given_up else nullcontext():  # not all have set up what the others have
+            with suppress(Deadlock) if self._given_up else nullcontext():  # some ranks lack fixtures of others
                 verdict(ended)
 
     def _asked_for_more(self, ranks: list[RankFixtures]) -> bool:
-        """Whether a body has had fixtures set up that the test does not name, or has added finalizers."""
+        """Return whether a body has requested fixtures that the test does not name, or has added finalizers."""
         return any(rank.begun.in_order() or rank.finalizers for rank in ranks)
 
     def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
-        """Run ``work`` as one rank while the others stand still."""
+        """Run ``work`` on one rank while the others do nothing."""
         bodies: list[Callable[[], Any]] = [_stand_still] * self._case.world_size
         bodies[rank] = work
         return self._run_bodies(bodies, faults=(), sets_up=True)[rank]
 
     def _run_bodies(self, *args: Any, **kwargs: Any) -> list[Outcome]:
-        """Within the item's limit, but for the teardown of one whose time is over."""
+        """Run the bodies within the item's limit; no limit applies to the teardown of an item whose time is over."""
         __tracebackhide__ = True
         self._world.until = None if self._is_late else deadline(self._item)
         try:
@@ -281,7 +286,7 @@ class SimulatedItem:
             self._world.until = None
 
     def _as_rank(self, rank: int, work: Callable[[], Any]) -> Any:
-        """On the rank: what fixtures of ranks return is its own meanwhile."""
+        """Run ``work`` on the rank, while the rank fixtures describe this rank."""
         context = self._context(rank)
         set_rank_context(context)
         try:
@@ -295,7 +300,7 @@ class SimulatedItem:
         return RankContext(rank, self._case.world_size, device, group, in_body, for_all)
 
     def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
-        """On the rank: its fixtures are its own while it waits for other ranks in one of them."""
+        """Run ``work`` on the rank; its fixtures stay its own while it waits for other ranks in one of them."""
         mine = self._ranks[number]
         with in_force(FixturesAtHand(self._item, mine, self._context(number, for_all=mine.begun.is_for_all))):
             return work()
@@ -339,7 +344,7 @@ class SimulatedItem:
         item = self._item
         self._begin()
         request: Any = item._request
-        request.addfinalizer = mine.finalizers.append  # the item's own are the controller's to run
+        request.addfinalizer = mine.finalizers.append  # the controller runs the finalizers of the item itself
         mine.body = item.obj
         follow_log(item)
         if "record_property" in item.fixturenames:
@@ -355,44 +360,45 @@ class SimulatedItem:
 
     def _finish_noted(self, number: int, rank: RankFixtures, notes: dict[Any, Any]) -> None:
         rank.request = rank.request or rank.of_item.get("_request")
-        if rank.request is None:  # its set-up was given up
+        if rank.request is None:  # its set-up was abandoned
             return
         definitions = [definition for definition, _, _ in rank.aside]
         definitions += [one for one in rank.begun.ended if one.scope != "function" and is_stopped(one)]
         context = self._context(number, for_all=rank.begun.is_for_all)
         with in_force(FixturesAtHand(self._item, rank, context, notes)), ExitStack() as stack:
             for definition in definitions:
-                stack.callback(definition._finalizers.clear)  # of a set-up that was given up
+                stack.callback(definition._finalizers.clear)  # the finalizers of an abandoned set-up
                 stack.callback(definition.finish, rank.request)
             for finalizer in rank.finalizers:
                 stack.callback(finalizer)
 
     def _finish(self, rank: RankFixtures) -> None:
         aside = put_back(rank)
-        with ExitStack() as stack:  # every fixture is finished, also after one of them failed
+        with ExitStack() as stack:  # finish every fixture, even after one of them failed
             for definition in aside:
                 stack.callback(definition.finish, rank.request)
 
 
 class _LastFirst(First):
-    """As ``First``, from the last rank on."""
+    """A schedule like ``First`` that begins with the last rank."""
 
     def choose(self, point: SwitchPoint) -> int:
+        """Choose the current rank, or else the next lower one."""
         if point.kind != "poll" and point.current in point.runnable:
             return point.current
         return next((rank for rank in reversed(point.runnable) if rank < point.current), point.runnable[-1])
 
 
 def _wide(item: pytest.Function) -> list[Any]:
-    """The fixtures that the item names and all ranks share."""
+    """Return the fixtures that the item names and that all ranks share."""
     known = item._fixtureinfo.name2fixturedefs
     return [known[name][-1] for name in item.fixturenames if name in known and known[name][-1].scope != "function"]
 
 
 def _refuse_async() -> None:
-    """In a frame of its own, which is not hidden: pytest remarks on it where all of them are."""
+    """Fail the test in a frame of its own that is not hidden, because pytest needs at least one visible frame."""
     pytest.fail(_ASYNC, pytrace=False)
 
 
 def _stand_still() -> None:
-    """What the other ranks do while one sets up its fixtures."""
+    """Do nothing, on the other ranks while one sets up its fixtures."""

@@ -1,4 +1,4 @@
-"""Skips of tests on ranks: what they say. Does not import torch."""
+"""Skips of tests on ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pdlcheck.errors import WorldTooSmall
 
 __all__ = ["MISSING", "plain_skips", "skip_or_fail", "too_few_ranks_skip"]
 
-MISSING = "pdlcheck_missing"  # attribute of a failure, and of its report: the world of the test is not there
+MISSING = "pdlcheck_missing"  # attribute of a failure, and of its report: the world of the test is missing
 
 
 def skip_or_fail(config: pytest.Config, reason: str) -> BaseException:
-    """The exception for a test whose world this machine does not have, or not with so many ranks.
+    """Return the exception for a test whose world this machine does not have, or not with enough ranks.
 
-    A skip; with ``--no-skip-worlds`` a failure, so that a run in CI cannot be green without having run.
+    It is a skip; with ``--no-skip-worlds`` it is a failure, so that a run in CI cannot pass without running its tests.
     """
     if config.getoption("--pdl-no-skip-worlds", False):
         missing = pytest.fail.Exception(f"{reason} (--no-skip-worlds)", pytrace=False)
@@ -28,20 +28,20 @@ def skip_or_fail(config: pytest.Config, reason: str) -> BaseException:
 
 @contextmanager
 def plain_skips() -> Iterator[None]:
-    """A skip that comes from ranks gives its reason alone, without their story."""
+    """Remove the notes about ranks from a skip in the block, so that its reason stands alone."""
     __tracebackhide__ = True
     try:
         yield
     except pytest.skip.Exception as skip:
         if story := getattr(skip, "__notes__", None):
             story.clear()
-            skip._use_item_location = True  # the rank's own lines do not reach the controller
+            skip._use_item_location = True  # the location in the rank is not sent to the controller
         raise
 
 
 @contextmanager
 def too_few_ranks_skip(item: pytest.Item) -> Iterator[None]:
-    """A test that needs more ranks than a launch has is skipped, and says so; of a property, the first such example."""
+    """Skip a test that needs more ranks than a launch has; a property is skipped at its first such example."""
     __tracebackhide__ = True
     try:
         yield

@@ -1,7 +1,8 @@
-"""Fixtures of wider scope that a rank did not finish setting up, only because another rank had failed.
+"""Fixtures of wider scope whose set-up a rank did not finish, only because another rank had failed.
 
-pytest keeps what such a fixture raises for all tests of its scope. Here it is nothing of the fixture's: the next test
-that asks for it sets it up again, or its rank would end at once while the others wait for it there.
+pytest keeps the error of such a fixture for all tests of its scope. Here the error is not the fixture's own. Therefore
+the next test that requests the fixture sets it up again; otherwise its rank would end at once while the others wait for
+it.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ _was_stopped = pytest.StashKey[bool]()
 
 
 def note_stop(item: pytest.Item, error: BaseException) -> None:
-    """When a phase of the item has failed."""
+    """Record, when a phase of the item has failed, whether a peer's failure stopped it."""
     if isinstance(error, PeerFailed):
         item.stash[_was_stopped] = True
 
 
 def finish_stopped_fixtures(item: pytest.Function) -> None:
-    """When the item is torn down."""
+    """Finish the stopped fixtures, when the item is torn down."""
     if not item.stash.get(_was_stopped, False):
         return
     del item.stash[_was_stopped]
-    with ExitStack() as stack:  # the last comes first
+    with ExitStack() as stack:  # the stack finishes the last one first
         for definition in _stopped(item):
             stack.callback(definition.finish, item._request)
 
 
 def is_stopped(definition: Any) -> bool:
-    """Whether this is kept of the fixture: its rank was stopped in it."""
+    """Return whether pytest keeps such an error for the fixture: its rank was stopped in the set-up."""
     cached = definition.cached_result
     return cached is not None and cached[2] is not None and isinstance(cached[2][0], PeerFailed)
 
 
 def _known_fixtures(item: pytest.Function) -> list[Any]:
-    """The definitions of all fixtures of the session."""
+    """Return the definitions of all fixtures of the session."""
     manager: Any = item.session._fixturemanager
     if hasattr(manager, "_get_all_fixture_defs"):
         return list(manager._get_all_fixture_defs())

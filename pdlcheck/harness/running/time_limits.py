@@ -1,7 +1,7 @@
 """The time limit of a test on ranks: pytest-timeout's marker, option and ini value, kept by the world.
 
-The world's watchdog knows more than a timer: it says in which call each rank waits and shows their stacks, and only
-the ranks are replaced.
+A world's watchdog has more information than a timer: it reports in which call each rank waits, with the stacks, and it
+replaces only the ranks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["GRACE_S", "deadline", "limited", "not_counted", "read_marker", "seco
 
 _until = pytest.StashKey[float]()
 _AT_LEAST_S = 0.1
-GRACE_S = 2.0  # for a world to collect the stacks of its ranks
+GRACE_S = 2.0  # time for a world to collect the stacks of its ranks
 
 
 def take_over(item: pytest.Item, timeout_s: float) -> bool:
-    """Keep the limit ourselves, from now on; False if the item uses no ranks."""
+    """Keep the limit in this module from now on; return False if the item uses no ranks."""
     if cases.runs_in_a_rank(item.config):
-        return True  # the controller does it
+        return True  # the controller keeps the limit
     world = cases.world_of(item)
     if world == "sim":
         _import_simulated()
@@ -39,13 +39,13 @@ def take_over(item: pytest.Item, timeout_s: float) -> bool:
 
 
 def _import_simulated() -> None:
-    """Before somebody else's clock starts: the first test is not to pay for the import of torch."""
-    with suppress(Exception):  # the item meets it again, where it can be reported
+    """Import the simulated world before the clock starts: the first test must not pay for the import of torch."""
+    with suppress(Exception):  # the item raises the error again, where it can be reported
         import pdlcheck.worlds.simulated  # noqa: F401
 
 
 def read_marker(item: pytest.Item) -> None:
-    """The marker also counts where pytest-timeout, which would tell us of it, is not installed."""
+    """Read the marker if pytest-timeout, which would pass the limit on, is not installed."""
     marker = item.get_closest_marker("timeout")
     if marker is None or _until in item.stash or item.config.pluginmanager.hasplugin("timeout"):
         return
@@ -61,7 +61,7 @@ def read_marker(item: pytest.Item) -> None:
 
 @contextmanager
 def limited(item: pytest.Item, world: World) -> Iterator[None]:
-    """While the block runs, the calls on a world are limited to what the item has left."""
+    """Limit the calls on a world in the block to the time that the item has left."""
     read_marker(item)
     limit = seconds_left(item)
     if world.shares_process:
@@ -87,7 +87,7 @@ def limited(item: pytest.Item, world: World) -> Iterator[None]:
 
 @contextmanager
 def not_counted(item: pytest.Item) -> Iterator[None]:
-    """The limit of the item, if it has one already, stands still while the block runs."""
+    """Stop the clock of the item's limit, if it has one, while the block runs."""
     start, until = time.monotonic(), item.stash.get(_until, None)
     try:
         yield
@@ -97,12 +97,12 @@ def not_counted(item: pytest.Item) -> Iterator[None]:
 
 
 def deadline(item: pytest.Item) -> float | None:
-    """Of all that the item runs, by the monotonic clock; None if it has none, or a person takes time."""
+    """Return the end of the item's time by the monotonic clock; None without a limit, or with ``--rank-pdb``."""
     return None if item.config.getoption("--pdl-rank-pdb") is not None else item.stash.get(_until, None)
 
 
 def seconds_left(item: pytest.Item) -> float | None:
-    """For the next phase of the item; None if the limit is the world's."""
+    """Return the seconds left for the next phase of the item; None if only the world's own limit applies."""
     if _until not in item.stash:
         return None
     return max(round(item.stash[_until] - time.monotonic(), 1), _AT_LEAST_S)

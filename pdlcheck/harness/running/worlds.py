@@ -1,4 +1,4 @@
-"""The worlds that the session has open. Does not import torch."""
+"""The worlds of the session: opened on first use, and set up for each test. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ __all__ = [
     "with_faults",
 ]
 
-TIMED_LIMIT_S = 600.0  # of what is measured
-LIMIT_S = 60.0  # of what runs on simulated ranks in one call, as that of processes
+TIMED_LIMIT_S = 600.0  # for a call whose ranks are timed
+LIMIT_S = 60.0  # for one call on simulated ranks, the same as on processes
 
 
 def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) -> World:
-    """The session's world of that name, opened on first use; a skip that says what is missing where it cannot be.
+    """Return the session's world of that name, opened on first use; raise a skip if this machine cannot run it.
 
-    ``timed``: what its ranks do is measured. Nothing watches their operations, and a call may take ten minutes.
+    Args:
+        config: configuration of the session.
+        name: name of the world; None is the first world of ``--world``.
+        timed: the ranks are measured: their operations are not watched, and a call may take ten minutes.
     """
     from pdlcheck.worlds import get_world
 
@@ -56,8 +59,8 @@ def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) 
 
 
 def look_after(world: World) -> None:
-    """Let pytest's outcomes on the ranks of a world, and what these patch, be a rank's, whoever made the world."""
-    from unittest import SkipTest  # which is a skip to pytest, too
+    """Adapt a new world to pytest: skips rank below failures, and patches belong to the rank that makes them."""
+    from unittest import SkipTest  # pytest treats it as a skip too
 
     from pdlcheck.worlds import outcome
 
@@ -74,9 +77,9 @@ def look_after(world: World) -> None:
 
 
 def warm_up(config: pytest.Config) -> None:
-    """While tests are collected, let a fork server import what ranks will need, and launched processes join."""
+    """Let a fork server import what ranks will need, and let launched processes join, while tests are collected."""
     if launched.candidate(config) is not None and launched.launch(config) is None:
-        return  # it is not decided yet whether this process runs tests on ranks
+        return  # whether this process runs tests on ranks is decided later
     if {*world_names(config)} - {"sim"} and not config.getoption("collectonly"):
         from pdlcheck.worlds.processes.controller import forkserver
 
@@ -87,10 +90,10 @@ def warm_up(config: pytest.Config) -> None:
 
 
 def isolate(item: pytest.Item) -> None:
-    """Let the item's world share as much between tests as ``--isolation`` or the marker ``isolation`` says.
+    """Set how much the item's world shares between tests, from ``--isolation`` or the marker ``isolation``.
 
-    Simulated ranks get the semantics of ``--semantics`` or of the marker ``semantics``; elsewhere a test with the
-    marker ``faults`` is skipped.
+    Simulated ranks get the semantics of ``--semantics`` or of the marker ``semantics``. On other worlds, a test with
+    the marker ``faults`` is skipped.
     """
     name = world_of(item)
     if name is None or runs_in_a_rank(item.config):
@@ -98,16 +101,16 @@ def isolate(item: pytest.Item) -> None:
     require_faults(item, name)
     mode, case = isolation_of(item), case_of(item)
     world = open_world(item.config, name, timed=case is not None and case.timed)
-    if not world.shares_process:  # simulated ranks are new for each test in any case
+    if not world.shares_process:  # simulated ranks are always new for each test
         world.isolation = mode
     else:
         world.semantics = semantics_of(item)  # type: ignore[attr-defined]  # a simulated world's
-        world.measures.forget()  # type: ignore[attr-defined]  # a simulated world's: what it measured is another test's
+        world.measures.forget()  # type: ignore[attr-defined]  # drop another test's measurements
 
 
 @contextmanager
 def with_faults(item: pytest.Item) -> Iterator[None]:
-    """What simulated ranks run in the block suffers the faults of the marker; set-up and tear-down do not."""
+    """Inject the faults of the marker into the runs of simulated ranks in the block; not into set-up and teardown."""
     __tracebackhide__ = True
     marker = item.get_closest_marker("faults")
     if marker is None or world_of(item) is None or runs_in_a_rank(item.config):
@@ -125,7 +128,7 @@ def with_faults(item: pytest.Item) -> Iterator[None]:
 
 
 def bring_coverage(config: pytest.Config) -> None:
-    """Let those nodes of a launch that do not see this one's disk send what their ranks have measured."""
+    """Fetch the coverage data of ranks on nodes of a launch that do not share this node's disk."""
     own = launched.launch(config)
     worlds = [world for world in open_worlds(config) if not world.shares_process and world.name != "mpi"]
     if own is None or not launched.spans_nodes(config) or not worlds:
@@ -134,7 +137,7 @@ def bring_coverage(config: pytest.Config) -> None:
 
     try:
         fetch(config, worlds[0], own.world_size)
-    except PdlcheckError as error:  # such as a launched process that has gone
+    except PdlcheckError as error:  # for example, a launched process has ended
         config.issue_config_time_warning(
             pytest.PytestWarning(f"what ran on other nodes is not in the report of coverage: {error}"), stacklevel=1
         )

@@ -1,7 +1,7 @@
 """A folder of checkpoints: their names, atomic addition, and the removal of old ones.
 
 A file gets its final name only when it is completely on the disk. Until then it is a temporary file that its writer
-holds locked. The lock ends with the process, however that ends. So the next writer can detect abandoned files.
+holds locked. The lock ends with the process, even if that is killed. So the next writer can detect abandoned files.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def encode(value: object, tensors: Tensors, where: str, like: Node = NOTHING) ->
         likes = dict(like[1]) if like[0] in _MAPPINGS else {}
         nodes = [(k, encode(held, tensors, f"{where}[{k!r}]", likes.get(k, NOTHING))) for k, held in value.items()]
         return type(value).__name__, nodes
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):  # a named tuple would not come back
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):  # not a named tuple: its type would be lost
         likes = dict(enumerate(like[1])) if like[0] in ("list", "tuple") else {}
         children = [encode(held, tensors, f"{where}[{i}]", likes.get(i, NOTHING)) for i, held in enumerate(value)]
         return type(value).__name__, children
@@ -148,7 +148,7 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
         held = held.clone()  # a view would be saved with the whole storage behind it
     if like[0] in ("tensor", "ndarray") and _are_equal(held, tensors[like[1]]):
         return str(like[1])
-    digest = new_digest(f"{held.dtype} {tuple(held.shape)} ".encode())  # not the strides: equal values may have different ones
+    digest = new_digest(f"{held.dtype} {tuple(held.shape)} ".encode())  # equal values may differ in strides
     digest.update(_bytes_of(held).data)
     name = digest.hexdigest()
     tensors[name] = held

@@ -89,8 +89,8 @@ def top_k(state: TopKState, bucket: Bucket) -> torch.futures.Future[Tensor]:
     None on every rank, DDP may drop the result. If the result has a NaN or inf, every rank gets it, so that a loss
     scaler skips the step everywhere. The residuals of this bucket then stay as before the step.
 
-    A rank sends about ``ratio * numel * (itemsize + 4)`` bytes to each other rank; a ring all_reduce takes ``2 * numel
-    * itemsize``. So the hook saves bytes if ``ratio * world_size`` is well below 1.
+    A rank sends about ``ratio * numel * (itemsize + 4)`` bytes to each other rank; a ring all_reduce takes
+    ``2 * numel * itemsize``. So the hook saves bytes if ``ratio * world_size`` is well below 1.
 
     Args:
         state: made on every rank with the same arguments.

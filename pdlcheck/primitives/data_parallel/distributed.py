@@ -55,14 +55,14 @@ class DistributedDataParallel(nn.Module, Joinable):
     Differences from torch's wrapper:
 
     * Every backward pass through an output is synchronised, including a second one in the same iteration. The exception
-      is the output of a forward pass in ``no_sync()``, whatever ran in between.
+      is the output of a forward pass in ``no_sync()``, even if other passes ran in between.
     * A backward pass that reaches no output, such as that of a penalty alone, is synchronised if it is the first one
       after a forward pass. If it also leaves out the parameters that reveal it, the next forward pass raises.
     * A parameter without a gradient, or a module that was changed after wrapping, is an error. Every rank raises it at
-      the end of that backward pass, with the name. torch's wrapper raises in the next forward pass, or never. The same
-      holds for a buffer with another shape or dtype than at wrapping; torch accepts it if all ranks have it. On devices
-      other than CPU, the host would have to wait for the answer. So after the first pass only the ranks that detect the
-      error themselves raise.
+      the end of that backward pass, with the parameter's name. torch's wrapper raises in the next forward pass, or
+      never. The same holds for a buffer with another shape or dtype than at wrapping; torch accepts it if all ranks
+      have it. On devices other than CPU, the host would have to wait for the answer. So there, after the first pass,
+      only the ranks that detect the error themselves raise.
     * A value that is changed on one rank only, after wrapping, is not detected, as in torch: the replicas then differ.
     * A parameter without a gradient on any rank keeps None; with ``find_unused_parameters`` this needs no extra
       message.

@@ -205,6 +205,6 @@ def _ties(
             continue
         copies = {rank: module.get_parameter(name) for rank, name in by_rank.items() if place in (None, rank)}
         if place is None and len({id(copy) for copy in copies.values()}) == 1:
-            continue  # one tensor on one device: autograd adds its gradients
+            continue  # one tensor on one device, so autograd adds its gradients
         ties.append(Tie(min(by_rank.items())[1], copies, tuple(sorted(by_rank))))
     return ties

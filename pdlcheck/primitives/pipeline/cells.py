@@ -152,8 +152,8 @@ def lay_out(name: str, orders: Sequence[Sequence[Cell]], *, asynchronous: bool =
         asynchronous: as in :class:`Schedule`.
 
     Raises:
-        ValueError: ranks wait for each other forever, or for a cell that no rank has; the text names who waits for
-            what.
+        ValueError: ranks wait for each other forever, or for a cell that no rank has; the text names
+            the waiting ranks and the missing cells.
 
     Example:
         >>> print(lay_out("my own", [[Cell(0, "F", 0), Cell(0, "B", 0)], [Cell(1, "F", 0), Cell(1, "B", 0)]]))

@@ -18,14 +18,14 @@ SINCE = "the pipeline was made"
 
 @uncompiled
 class Made:
-    """What ``module`` holds now; later calls say what became different. Cheap, as each step asks.
+    """The contents of ``module`` at construction; :meth:`change` reports later changes.
 
-    A parameter may be frozen or cast where that stays within its stage. It may not be where its gradient goes to other
-    ranks, or to an optimizer that the pipeline has made.
+    Each step calls it, so it is cheap. A parameter may be frozen or cast if the effect stays within its stage. It may
+    not if its gradient goes to other ranks, or to an optimizer that the pipeline has made.
 
     Args:
         module: the layers of this process.
-        exchanged: parameters whose gradients do so.
+        exchanged: the parameters whose gradients go to other ranks or to such an optimizer.
     """
 
     def __init__(self, module: nn.Module, exchanged: Iterable[nn.Parameter]) -> None:

@@ -54,7 +54,7 @@ def stage_facts(module: nn.Module) -> Facts:
 
 
 def kind_of(made: object) -> str:
-    """The name of a function or a class, or of what an object is; of a partial, that of its function."""
+    """Return the name of a function or a class, or of another object's class; for a partial, that of its function."""
     if made is None:
         return "not given"
     if isinstance(made, functools.partial):

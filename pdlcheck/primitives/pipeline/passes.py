@@ -78,7 +78,10 @@ class Passes:
         return weight
 
     def _pass(self, cell: Cell, target: int | None, handed: dict[Cell, Tensors], work: Work) -> Tensors:
-        """Do the pass ``cell``; returns the message to send to the place ``target``, if it is not handed on here."""
+        """Run the pass ``cell``; return the message to send to the place ``target``.
+
+        The message is empty if the reader is in this process.
+        """
         alarm = work.alarm
         read: Tensors = ()
         if cell in handed:

@@ -1,4 +1,4 @@
-"""A model in stages: micro-batches flow through ranks, or through devices of one process, and back."""
+"""A model in stages: micro-batches go forward and back through ranks, or through devices of one process."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = ["Pipeline", "Result"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a step leaves on the process that has the last stage; both are None elsewhere.
+    """The result of a step on the process that has the last stage; both fields are None on other processes.
 
     Args:
-        loss: of the whole batch, without a graph.
-        outputs: of the whole batch, in the order of its samples, without a graph.
+        loss: the loss of the whole batch, without a graph.
+        outputs: the outputs of the whole batch, in the order of its samples, without a graph.
     """
 
     loss: Tensor | None
@@ -56,56 +56,60 @@ class Pipeline:
     """A sequential model whose stages are on different ranks, or on several devices of one process.
 
     Every process makes it from the same model and arguments and calls :meth:`step` with each batch. The process with
-    stage 0 reads the inputs, the one with the last stage reads the targets and returns loss and outputs; what other
-    processes pass is not looked at. Gradients are those of one process on the whole batch, for every schedule but
-    ``"pipedream"``: batches that do not divide, several tensors between stages, integers that have no gradient,
-    and parameters that stages share (their gradients are added, their copies stay equal bit for bit) included. Layers
-    that look at the batch as a whole, such as batch norm in training mode, see micro-batches; a buffer that stages
-    share is each rank's own. A parameter that gets no gradient keeps None, also where a later stage does not use what
-    its own returns.
+    stage 0 reads the inputs. The process with the last stage reads the targets and returns loss and outputs. Arguments
+    of other processes are ignored.
 
-    Shapes and dtypes of messages are found out at the first step with inputs and targets of a shape, or in a mode of
-    training or autocast, by running every stage once on zeros. All ranks know of one that cannot take a step, and
-    raise the same, before a gradient is changed; random numbers and buffers are then as before the step. For that a
-    step like the one before costs a byte in the messages of one micro-batch; others, and all those with a
-    ``data_group``, an all_reduce of 32 bytes and 8 for each rank.
+    Gradients are those of one process on the whole batch, for every schedule except ``"pipedream"``. This includes
+    batches that do not divide, several tensors between stages, integers that have no gradient, and parameters that
+    stages share. Gradients of shared parameters are added, and their copies stay equal bit for bit. Layers that depend
+    on the batch as a whole, such as batch norm in training mode, process micro-batches; a buffer that stages share is
+    separate on each rank. A parameter without a gradient keeps None, even if the reason is that a later stage does not
+    use its stage's output.
+
+    Shapes and dtypes of messages are determined at the first step with inputs and targets of a given shape, or in a
+    given mode of training or autocast. For that, every stage runs once on zeros. If a rank cannot take a step, all
+    ranks raise the same error before a gradient is changed; random numbers and buffers are then as before the step.
+    Cost: a step with the same shapes as the previous one adds one byte to each message of one micro-batch. Any other
+    step, and every step with a ``data_group``, adds an all_reduce of 32 + 8 x world_size bytes.
 
     Args:
-        model: an ``nn.Sequential``, whole, on every process, which keeps its own stages: use ``module`` then.
-        loss: ``loss(outputs, targets)`` of a micro-batch, a mean or a sum over its samples; None if only
-            :meth:`infer` is called.
+        model: an ``nn.Sequential``, whole, on every process. Each process keeps its own stages: use ``module``
+            afterwards.
+        loss: ``loss(outputs, targets)`` of a micro-batch, a mean or a sum over its samples; None if only :meth:`infer`
+            is called.
         schedule: ``"1f1b"``, ``"gpipe"``, ``"interleaved"``, ``"pipedream"``, or a :class:`Schedule`.
-        n_microbatches: parts of a batch, at most its samples.
-        stages_per_rank: of ``"interleaved"``; 2.
-        split: how to cut the model, see :func:`split_model`. With ``"time"``, the first rank measures, that of
-            the first pipeline.
+        n_microbatches: parts of a batch, at most its number of samples.
+        stages_per_rank: for ``"interleaved"`` only; the default is 2.
+        split: how to cut the model, see :func:`split_model`. With ``"time"``, the first rank of the first pipeline
+            measures.
         sample: input for ``split="time"``.
-        reduction: what ``loss`` does with samples, ``"mean"`` or ``"sum"``; read from the loss, or the keywords of a
-            ``functools.partial``, where these say so, else ``"mean"``; a loss that then doubles where every sample
-            comes twice is refused.
-        loss_weight: how much the mean of a micro-batch counts, ``loss_weight(targets)``. If None: its samples; with
-            ``nn.CrossEntropyLoss`` and ``nn.NLLLoss`` the targets that are not ignored, times the weights of their
-            classes. Where a loss of another kind ignores targets: how many it does not.
-        recompute: keep a stage's inputs instead of its activations and run it again before each backward pass, with
-            the same random numbers.
-        optimizer: of ``"pipedream"`` alone: makes the optimizer of a stage from its parameters.
-        vertical_sync: of ``"pipedream"`` alone: a micro-batch meets in every stage the version of the weights that
-            stage 0 had when it came in.
-        devices: for several devices in this process: one for each row of the schedule; a device may come twice.
-        device: where this rank's stages are to be; where the model is, if None.
+        reduction: the way ``loss`` combines samples, ``"mean"`` or ``"sum"``. The default is the reduction of the loss
+            or among the keywords of a ``functools.partial``, if there is one; otherwise ``"mean"``. In that last case,
+            a loss that doubles if every sample occurs twice is refused.
+        loss_weight: the weight of a micro-batch's mean, ``loss_weight(targets)``. The default is the number of samples.
+            With ``nn.CrossEntropyLoss`` and ``nn.NLLLoss`` it is the number of targets that are not ignored, times the
+            weights of their classes. If another kind of loss ignores targets, return the number of targets that it does
+            not ignore.
+        recompute: keep a stage's inputs instead of its activations and run it again before each backward pass, with the
+            same random numbers.
+        optimizer: for ``"pipedream"`` only: makes the optimizer of a stage from its parameters.
+        vertical_sync: for ``"pipedream"`` only: in every stage, a micro-batch uses the version of the weights that
+            stage 0 had when it entered.
+        devices: for several devices in this process: one for each row of the schedule; a device may occur twice.
+        device: the device of this rank's stages; None leaves them on the model's device.
         group: the ranks of the pipeline, in the order of the stages; None is the default group.
-        data_group: ranks of other pipelines with the same stages, which work on other samples: weights start as on
-            its first rank, gradients are averaged over all samples, as ``loss_weight`` says, or added where the loss
-            is a sum. On every rank or on none: where the pipelines are not all ranks of the default group, a rank
-            that leaves it out is missed by the one that has the same stages.
+        data_group: ranks of other pipelines with the same stages, which process other samples. Weights start as on its
+            first rank. Gradients are averaged over all samples, as ``loss_weight`` states, or added if the loss is a
+            sum. Give it on every rank or on none. If the pipelines do not contain all ranks of the default group, a
+            rank that omits it makes the ranks with the same stages wait.
 
     Raises:
-        TypeError: the model is not sequential; the loss is no function.
-        ValueError: more stages than layers; a stage without parameters; an unknown schedule, or one that is invalid or
-            for another number of ranks; a ``data_group`` without this rank, with others of its pipeline, or with ranks
-            that have other stages; arguments that differ between ranks, or between pipelines of a ``data_group``. The
-            same on every rank.
-        RuntimeError: what else a rank could not do, such as moving its stages to ``device``. The same on every rank.
+        TypeError: the model is not sequential; the loss is not a function.
+        ValueError: there are more stages than layers; a stage has no parameters; the schedule is unknown, invalid, or
+            for another number of ranks; ``data_group`` does not contain this rank, contains others of its pipeline, or
+            contains ranks with other stages; arguments differ between ranks, or between pipelines of a ``data_group``.
+            The same on every rank.
+        RuntimeError: another failure of a rank, such as moving its stages to ``device``. The same on every rank.
 
     Example:
         >>> def train():
@@ -171,11 +175,11 @@ class Pipeline:
         self._wire = own_device
         self._place = place or 0
         messages = None if self._group is None else Messages(self._group, own_device)
-        self._known: dict[tuple[int, ...], Forms] = {}  # by the situations of all ranks
+        self._known: dict[tuple[int, ...], Forms] = {}  # by the situations of all ranks, see Header
         self._situations: dict[object, int] = {}
-        self._fitting: set[int] = set()  # situations that stages here have taken
-        self._last: Header | None = None  # what the ranks found out together in a step
-        self._alike: Header | None = None  # the same, if a step is tried as that one
+        self._fitting: set[int] = set()  # situations in which the stages of this process have run
+        self._last: Header | None = None  # the agreed header of an earlier step
+        self._alike: Header | None = None  # the same, if the next step is tried as a repetition of that one
         alone = place is None or n_ranks == 1
         self._bearer = None if alone or data_group is not None else bearer(self.schedule)
         losses = [stage.loss for stage in self._built.stages.values() if isinstance(stage.loss, nn.Module)]
@@ -186,7 +190,7 @@ class Pipeline:
         self._stepped = False
         stashes: dict[int, Stash] = {}
         if self.schedule.asynchronous:
-            assert optimizer is not None  # build has seen to it
+            assert optimizer is not None  # build() raises without one
             for index, stage in self._built.stages.items():
                 versions = weight_versions(self.schedule, index, vertical_sync=vertical_sync)
                 stashes[index] = Stash(stage.layers, optimizer, versions)
@@ -199,48 +203,56 @@ class Pipeline:
 
     @property
     def schedule(self) -> Schedule:
-        """The grid that every step follows; ``print`` shows it."""
+        """Return the grid that every step follows; ``print`` shows it."""
         return self._built.schedule
 
     @property
     def module(self) -> nn.Module:
-        """The layers of this process, under the names that they have in the model: for optimizers and checkpoints."""
+        """Return the layers of this process, under their names in the model: for optimizers and checkpoints."""
         return self._built.module
 
     @property
     def stages(self) -> list[list[str]]:
-        """The names of the layers of every stage, of all ranks."""
+        """Return the names of the layers of every stage, of all ranks."""
         return self._built.names
 
     def step(self, inputs: Any = None, targets: Any = None, *, keep_outputs: bool = True) -> Result:
-        """Forward and backward passes of one batch; gradients are added to ``grad`` of the parameters of ``module``.
+        """Run forward and backward passes of one batch; add gradients to ``grad`` of the parameters of ``module``.
 
         With ``"pipedream"`` every micro-batch also takes a step of the optimizers, and the pipeline is empty again at
         the end: give it many micro-batches. The loss is then the mean over micro-batches, each before its own step.
 
         Args:
-            inputs: a tensor, or a tuple of tensors, first dimension is samples; on the process with stage 0. Gradients
-                go on into what made them, at the end of the step.
+            inputs: a tensor, or a tuple of tensors, with samples as first dimension; on the process with stage 0. If
+                the inputs have a graph, gradients flow back into it at the end of the step.
             targets: the same, on the process with the last stage.
-            keep_outputs: False saves putting the outputs together.
+            keep_outputs: False does not keep or join the outputs.
+
+        Returns:
+            Loss and outputs on the process with the last stage.
 
         Raises:
-            ValueError: fewer samples than micro-batches, unequal numbers of inputs and targets, stages that do not fit
-                one another; no loss, or one that is not one number; a weight that is negative or not finite; a layer
-                or a parameter of ``module`` that is another one, or has another shape or device, than when the
-                pipeline was made, or was cast or frozen although its gradient goes to other ranks or to an optimizer
-                of the pipeline. The same on every rank, and before any gradient is changed.
-            Exception: what a layer or the loss raises in the middle of a step, on its rank alone, with a note of the
+            ValueError: there are fewer samples than micro-batches, unequal numbers of inputs and targets, or stages
+                that do not fit each other; the loss is missing or not one number; a weight is negative or not finite.
+                Or ``module`` was changed after the pipeline was made: a layer or a parameter was replaced, or has
+                another shape or device; or a parameter was cast or frozen although its gradient goes to other ranks or
+                to an optimizer of the pipeline. The same on every rank, before any gradient is changed.
+            Exception: the error of a layer or the loss in the middle of a step, on its rank alone, with a note of the
                 pass. Let it end the process: ranks that wait for this one then raise a RuntimeError that repeats it.
         """
         return self._take(inputs, targets, keep_outputs=keep_outputs, backward=True)
 
     def infer(self, inputs: Any = None, targets: Any = None) -> Result:
-        """Forward passes only, without gradients; the loss too if there are targets.
+        """Run forward passes only, without gradients; compute the loss too if there are targets.
+
+        Layers are in the mode that ``module.train()`` or ``module.eval()`` has set.
 
         Args:
-            inputs, targets: as in :meth:`step`. Layers are in the mode that ``module.train()`` or ``module.eval()``
-                set.
+            inputs: as in :meth:`step`.
+            targets: as in :meth:`step`; may be None.
+
+        Returns:
+            Loss and outputs on the process with the last stage.
         """
         return self._take(inputs, targets, keep_outputs=True, backward=False)
 
@@ -262,7 +274,7 @@ class Pipeline:
         return self._result(work)
 
     def _carry_out(self, work: Work, header: Header, error: Exception | None) -> None:
-        """The passes of a step, and what becomes of its gradients on other ranks."""
+        """Run the passes of a step, and combine its gradients with those of other ranks."""
         alike = self._alike
         is_alike = alike is not None and header.is_like(alike, self._place)
         self._undo.note(everything=not is_alike)
@@ -270,7 +282,8 @@ class Pipeline:
             self._try(work, alike, raised=True)
             alike = None
         if error is not None:
-            self._settle(Agreement(header, self._group, self._wire), work, error)  # raises; gradients may not fit
+            # This raises, before the code below touches gradients, which may not fit.
+            self._settle(Agreement(header, self._group, self._wire), work, error)
         eager = header.situation in self._fitting
         if not work.backward:
             agreement = Agreement(header, self._group, self._wire)
@@ -287,7 +300,7 @@ class Pipeline:
         self._undo.learn()
 
     def _try(self, work: Work, alike: Header, *, raised: bool = False) -> bool:
-        """Take the step without a header, as ``alike``; False, with nothing done, where a rank raises the alarm."""
+        """Take the step without a header, as ``alike``. If a rank raises the alarm, undo it and return False."""
         assert self._bearer is not None
         assert alike.n_samples is not None
         work.alarm = Alarm(self._bearer, raised)
@@ -301,20 +314,20 @@ class Pipeline:
         return False
 
     def _forget(self) -> None:
-        """As if the step had not begun."""
+        """Restore the state before the step."""
         for stage in self._built.stages.values():
             stage.clear()
         self._undo.go_back()
 
     def _settle(self, agreement: Agreement, work: Work, problem: Exception | None) -> float:
-        """Hear of the others, raise what any of them found; returns how much the batch counts."""
+        """Exchange facts with the other ranks; raise if any rank has an error; return the weight of the batch."""
         met = agreement.settle()
-        data_group = self._data_group if any(met.backwards) else None  # where other pipelines wait for this one
+        data_group = self._data_group if any(met.backwards) else None  # only then other pipelines wait for this one
         if not met.failed:
             try:
                 _require_one_call(met.backwards)
                 self._learn(work, met)
-            except ValueError as found:  # the same on all ranks of this pipeline
+            except ValueError as found:  # raised on all ranks of this pipeline
                 problem = found
         failed = met.failed or problem is not None
         if data_group is not None:
@@ -328,14 +341,14 @@ class Pipeline:
             self._raise_everywhere(problem, met, data_group)
         if work.backward and self._bearer is not None:
             now = replace(met, weight=None, weights=())
-            self._alike = now if self._last in (None, now) else None  # what has just changed may change again
+            self._alike = now if self._last in (None, now) else None  # a header that just changed may change again
             self._last = now
         return met.weight or 0.0
 
     def _prepare(
         self, inputs: Any, targets: Any, keep_outputs: bool, backward: bool
     ) -> tuple[Work, Header, Exception | None]:
-        """What this process can say before it has heard of the others."""
+        """Return the work, the header and the error of this process, before any exchange with the other ranks."""
         count, stages, last = self.schedule.n_microbatches, self._built.stages, self.schedule.n_stages - 1
         work = Work([], isinstance(inputs, tuple | list), [None] * count, [1.0] * count, backward, keep_outputs)
         n_samples = weight = None
@@ -373,17 +386,17 @@ class Pipeline:
                     work.targets = micro_batches(leaves_of(targets, work.sources) if backward else targets, count)
                     found_weights = self._weigh(work)
                     weight, weights = sum(found_weights), tuple(found_weights) if asked else ()
-        except Exception as error:  # of any kind: others wait for what this rank says
+        except Exception as error:  # any kind of error, because the other ranks wait for this rank's header
             return work, Header(failed=True, weights=weights, backward=backward), error
         return work, Header(n_samples, weight, weights, self._situation(own, modes), backward), None
 
     def _weigh(self, work: Work) -> list[float]:
-        """Set each micro-batch's share in the loss; returns how much each counts beside those of other batches."""
+        """Set each micro-batch's share in the loss; return its weight beside the micro-batches of other batches."""
         loss = self._built.stages[self.schedule.n_stages - 1].loss
         count_of = self._weight or (lambda part: counted(loss, part))
         try:
             weights = [float(count_of(part)) for part in work.targets]
-        except Exception as error:  # whatever the user's function raises is told to everyone
+        except Exception as error:  # any error of the user's function is sent to all ranks
             raise ValueError(
                 f"Pipeline needs a number from loss_weight, and got {type(error).__name__}: {error}"
             ) from error
@@ -405,11 +418,11 @@ class Pipeline:
             found = ValueError(_unequal(*met.differ))
         if data_group is not None:
             found = exchange(None, found, data_group).first_error
-        assert found is not None  # a header said so
+        assert found is not None  # a header reported an error
         raise found from error
 
     def _situation(self, own: Mapping[str, Form], modes: bytes) -> int:
-        """A number for what the forms of messages depend on, as far as it is known here."""
+        """Return a number for the facts that decide the forms of messages, as far as this process has them."""
         kind = self._wire.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         mode = modes, self._made.dtypes, autocast
@@ -420,8 +433,8 @@ class Pipeline:
         return [n_samples // count + (number < n_samples % count) for number in range(count)]
 
     def _learn(self, work: Work, met: Header) -> None:
-        """Find the forms of messages, or remember them: all ranks do the same."""
-        assert met.n_samples is not None  # the process with stage 0 knows it
+        """Find the forms of messages, or reuse known ones. All ranks do the same."""
+        assert met.n_samples is not None  # the process with stage 0 has sent it
         work.samples = self._sizes(met.n_samples)
         if met.situations not in self._known:
             of_size = {size: number for number, size in enumerate(work.samples)}
@@ -434,7 +447,7 @@ class Pipeline:
         work.forms = self._known[met.situations]
 
     def _sync(self, module: nn.Module, weight: float) -> None:
-        """Average gradients over pipelines that work on other samples, or add them."""
+        """Average gradients over pipelines that process other samples, or add them."""
         if self._data_group is None or not any(p.requires_grad for p in module.parameters()):
             return
         if self._built.reduction == "mean":
@@ -444,7 +457,7 @@ class Pipeline:
 
     @contextmanager
     def _set_aside(self) -> Iterator[None]:
-        """Gradients that are there already are not added over ranks a second time."""
+        """Keep gradients from before the step out of the reduction over ranks, which has counted them already."""
         before: list[tuple[nn.Parameter, Tensor]] = []
         if self._data_group is not None or self._built.ties:
             before = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
@@ -473,14 +486,14 @@ class Pipeline:
 
 
 def _turns(schedule: Schedule, place: int | None) -> list[Turn]:
-    """Of one rank; of all of them, step by step, where they are one process."""
+    """Return the turns of one rank; those of all ranks, step by step, if they are one process."""
     if place is not None:
         return program(schedule, place)
     return [Turn(cell, None, ()) for _, _, cell in schedule]
 
 
 def _require_one_call(backwards: Sequence[bool]) -> None:
-    """ValueError where some ranks called step, which goes backwards, and others infer."""
+    """Raise ValueError if some ranks called step, which goes backward, and others infer."""
     ranks = [[str(rank) for rank, one in enumerate(backwards) if one == called] for called in (True, False)]
     if all(ranks):
         step, infer = map(", ".join, ranks)

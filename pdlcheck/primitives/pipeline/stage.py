@@ -209,7 +209,7 @@ def as_tensors(value: Any, who: str) -> Tensors:
 
 
 def versions(tensors: Tensors) -> list[int]:
-    """How often each of them has been written in place; tensors of inference mode do not know it."""
+    """Return how often each tensor has been written in place; 0 for inference tensors, which do not count it."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 

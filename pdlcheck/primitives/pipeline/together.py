@@ -103,7 +103,10 @@ class Peers:
         return [dist.get_rank() if dist.is_initialized() else 0]
 
     def _are_all(self, data_groups: list[list[int] | None]) -> bool:
-        """Whether the pipelines side by side are all ranks, as far as one that has a ``data_group`` can tell."""
+        """Return whether the pipelines side by side contain all ranks.
+
+        Only a rank with a ``data_group`` can detect it.
+        """
         sizes = [len(siblings) * len(data_groups) for siblings in data_groups if siblings is not None]
         return self.group is not None and dist.get_world_size() in sizes
 
@@ -152,7 +155,10 @@ def _attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _data_groups(ranks: list[Facts]) -> ValueError | None:
-    """Seen before the groups are used: a rank without one would not come."""
+    """Return an error if only some ranks have a data_group.
+
+    Call it before the groups are used, because a rank without one would not join.
+    """
     for rank, facts in enumerate(ranks):
         if facts["data_group"] != ranks[0]["data_group"]:
             return _otherwise(ranks[0], facts, 0, rank, 0)

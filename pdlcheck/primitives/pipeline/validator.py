@@ -13,17 +13,17 @@ Place = tuple[int, int]
 
 
 def require_valid_schedule(schedule: Schedule, *, max_live: int | Sequence[int] | None = None) -> None:
-    """Every cell exactly once, each stage on one rank, nothing read before an earlier step made it.
+    """Raise ValueError unless every cell occurs once, with its stage on one rank and its inputs made in earlier steps.
 
-    A schedule that passes cannot deadlock: messages are posted in the order of the steps and read in later ones.
+    A valid schedule cannot deadlock: messages are posted in the order of the steps and read in later ones.
 
     Args:
-        schedule: to look at.
+        schedule: the schedule to validate.
         max_live: the most activations that a rank may hold (forward passes done, backward passes not); a number for
             each rank, or one for all.
 
     Raises:
-        ValueError: the first thing that is wrong, and the grid with the cells that show it between ``>`` and ``<``.
+        ValueError: the first error, and the grid with the wrong cells between ``>`` and ``<``.
 
     Example:
         >>> from pdlcheck.primitives.pipeline import parse_schedule

@@ -1,1 +1,1 @@
-"""CUDA code of ranks on the CPU: its devices are names, its tensors are CPU tensors that remember their device."""
+"""The option to run CUDA code of ranks on the CPU: devices are names, and CPU tensors remember their device."""

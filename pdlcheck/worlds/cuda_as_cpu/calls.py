@@ -1,4 +1,4 @@
-"""Calls of torch that name CUDA in their arguments, with what they mean on the CPU."""
+"""Replacements for calls of torch that name CUDA in their arguments; each makes the corresponding call for the CPU."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ AUTOCAST = ("get_autocast_dtype", "is_autocast_enabled", "set_autocast_dtype", "
 
 
 def in_mode_of_rank(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``real`` with CUDA's devices replaced in all that it calls, such as hooks of the user."""
+    """Call ``real`` with CUDA devices replaced in all code that it calls, such as the user's hooks."""
     with in_mode(require_devices()):
         return real(*args, **kwargs)
 
 
 def start_thread(real: Callable[..., Any], thread: Any) -> None:
-    """Start a thread that belongs to the rank of its starter."""
+    """Start a thread that belongs to the rank of the thread that starts it."""
     run, devices = thread.run, require_devices()
 
     def run_in_mode() -> None:
@@ -65,22 +65,22 @@ def start_thread(real: Callable[..., Any], thread: Any) -> None:
 
 
 def event(real: Any, *args: Any, **kwargs: Any) -> streams.Event:
-    """``torch.cuda.Event``."""
+    """Return an event in place of ``torch.cuda.Event``."""
     return streams.Event(*args, **kwargs)
 
 
 def event_of_kind(real: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> Any:
-    """``torch.Event``, of the kind of ``device``."""
+    """Return an event in place of ``torch.Event``, of the kind of ``device``."""
     return streams.Event(*args, **kwargs) if is_cuda(device) else real(device, *args, **kwargs)
 
 
 def stream(real: Any, *args: Any, **kwargs: Any) -> streams.Stream:
-    """``torch.cuda.Stream``."""
+    """Return a stream in place of ``torch.cuda.Stream``."""
     return streams.Stream(*args, **kwargs)
 
 
 def stream_of_kind(real: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> Any:
-    """``torch.Stream``, of the kind of ``device``."""
+    """Return a stream in place of ``torch.Stream``, of the kind of ``device``."""
     return streams.Stream(device, *args, **kwargs) if is_cuda(device) else real(device, *args, **kwargs)
 
 
@@ -94,7 +94,7 @@ def no_range(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 def module_to(real: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Module.to``, whose parser of arguments takes no index where torch has no accelerator."""
+    """Call ``Module.to``, whose argument parser accepts no device index if torch has no accelerator."""
     index = require_devices().index
     if args and isinstance(args[0], int) and is_cuda(args[0]):
         args = (torch.device("cuda", index(args[0])), *args[1:])
@@ -104,7 +104,7 @@ def module_to(real: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) 
 
 
 def storage_to(real: Callable[..., Any], storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
-    """``UntypedStorage.to`` and ``cuda``, as functions given to ``torch.load`` call them."""
+    """Move a storage as ``UntypedStorage.to`` and ``cuda`` do; functions given to ``torch.load`` call them."""
     if not is_cuda(device):
         return real(storage, device=device, non_blocking=non_blocking)
     moved = storage.clone()
@@ -115,7 +115,7 @@ def storage_to(real: Callable[..., Any], storage: Any, *, device: Any, non_block
 def default_device(
     real: Callable[..., Any], mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """A factory function under ``torch.set_default_device`` or in ``with torch.device(...)``."""
+    """Call a factory function under ``torch.set_default_device`` or in ``with torch.device(...)``."""
     kwargs = kwargs or {}
     if not is_cuda(mode.device) or func not in _device_constructors() or kwargs.get("device") is not None:
         return real(mode, func, types, args, kwargs)
@@ -141,7 +141,7 @@ def get_default_device(real: Callable[..., Any]) -> Any:
 
 
 def generator(real: Any, device: Any = "cpu") -> Any:
-    """A generator of a CUDA device is one of the CPU."""
+    """Return a generator of the CPU in place of one of a CUDA device."""
     return real("cpu" if is_cuda(device) else device)
 
 
@@ -151,14 +151,14 @@ def generator(real: Any, device: Any = "cpu") -> Any:
 def autocast(
     real: Callable[..., Any], block: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    """``torch.autocast("cuda")`` is that of the CPU, with CUDA's default dtype."""
+    """Make ``torch.autocast("cuda")`` that of the CPU, with CUDA's default dtype."""
     if device_type != "cuda":
         return real(block, device_type, dtype, *args, **kwargs)  # type: ignore[no-any-return]
     return real(block, "cpu", torch.float16 if dtype is None else dtype, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def of_autocast(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What is asked or set of CUDA's autocast is asked or set of the CPU's; without a kind, CUDA is meant."""
+    """Read or set the CPU's autocast state in place of CUDA's; a call without a device type means CUDA."""
     if not args or not isinstance(args[0], str):
         args = ("cpu", *args)
     return real(*("cpu" if value == "cuda" else value for value in args), **kwargs)
@@ -170,7 +170,7 @@ def cast(real: Callable[..., Any], value: Any, device_type: str, dtype: Any) -> 
 
 
 def grad_scaler(real: Callable[..., Any], scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-    """A scaler of gradients on CUDA is one on the CPU."""
+    """Make a gradient scaler for the CPU in place of one for CUDA."""
     real(scaler, "cpu" if is_cuda(device) else device, *args, **kwargs)
 
 
@@ -178,14 +178,14 @@ def grad_scaler(real: Callable[..., Any], scaler: Any, device: str = "cuda", *ar
 
 
 def init_process_group(real: Callable[..., Any], backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A group of NCCL is one of the backend that the ranks have; no device is bound to it."""
+    """Make a group of the ranks' backend in place of NCCL's, and bind no device to it."""
     kwargs.pop("device_id", None)
     kwargs.pop("pg_options", None)
     return real(_backend(backend), *args, **kwargs)
 
 
 def new_group(real: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """See :func:`init_process_group`."""
+    """Make a group as :func:`init_process_group` does."""
     bound = signature(real).bind(ranks, *args, **kwargs)
     for name in ("device_id", "pg_options"):
         bound.arguments.pop(name, None)
@@ -206,20 +206,23 @@ def _backend(name: Any) -> Any:
 
 
 def barrier(real: Callable[..., Any], group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-    """A barrier that uses no device; it needs to be of the rank's devices all the same."""
+    """Call a barrier without devices, after a check that ``device_ids`` are devices of the rank."""
     for device in device_ids or ():
         require_devices().index(device)
     return real(*([] if group is None else [group]), async_op=async_op)
 
 
 def device_mesh(real: Callable[..., Any], mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    """A mesh of CUDA devices is one of CPUs."""
+    """Make a mesh of CPUs in place of a mesh of CUDA devices."""
     mesh._is_of_cuda = device_type == "cuda"
     real(mesh, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
 def device_type(real: property) -> property:
-    """``DeviceMesh.device_type`` is ``cuda`` for the user's code if its mesh is of CUDA devices, and for its slices."""
+    """Return a property ``DeviceMesh.device_type`` that gives the user's code ``cuda`` for a mesh of CUDA devices.
+
+    This includes slices of such a mesh. torch's own code gets the real value.
+    """
 
     def for_users(mesh: Any) -> str:
         whole = getattr(mesh, "_root_mesh", None) or mesh
@@ -233,14 +236,14 @@ def data_parallel(
     real: Callable[..., Any], wrapper: Any, module: Any, device_ids: Any = None, output_device: Any = None,
     *args: Any, **kwargs: Any,
 ) -> None:  # fmt: skip
-    """DDP moves nothing to a device: the model and its inputs are on the CPU."""
+    """Make DDP move nothing to a device, because the model and its inputs are on the CPU."""
     for device in (*(device_ids or ()), *([] if output_device is None else [output_device])):
         require_devices().index(device)
     real(wrapper, module, None, None, *args, **kwargs)
 
 
 def fully_sharded(real: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> None:
-    """FSDP computes on the CPU, which it needs to be told."""
+    """Make FSDP compute on the CPU, by an explicit ``device_id``."""
     device = kwargs.get("device_id")
     if device is None or is_cuda(device):
         require_devices().index(device)
@@ -249,7 +252,7 @@ def fully_sharded(real: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: 
 
 
 def sync_batch_norm(real: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """SyncBatchNorm in training has kernels for GPUs alone."""
+    """Refuse SyncBatchNorm in training, because it has kernels for GPUs only."""
     if layer.training:
         refuse("SyncBatchNorm in training", "leave convert_sync_batchnorm away, or test this on a GPU")()
     return real(layer, *args, **kwargs)
@@ -259,7 +262,10 @@ def sync_batch_norm(real: Callable[..., Any], layer: Any, *args: Any, **kwargs: 
 
 
 def compile_nothing(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run what is given to ``torch.compile`` as it is written: code for the CPU is not the code that CUDA would run."""
+    """Run a function given to ``torch.compile`` without compilation.
+
+    Code compiled for the CPU is not the code that CUDA would run.
+    """
     compiled = real(*args, **kwargs)
     torch.compiler.set_stance("force_eager")
     return compiled

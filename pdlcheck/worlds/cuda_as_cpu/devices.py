@@ -16,7 +16,7 @@ class RankDevices:
     Args:
         count: number of devices of the rank's node.
         current: index of the current device.
-        backend: of the groups that take the place of those of NCCL.
+        backend: the backend of the groups that replace NCCL's.
     """
 
     def __init__(self, count: int, current: int = 0, backend: str = "gloo") -> None:
@@ -26,7 +26,7 @@ class RankDevices:
         self.streams: dict[int, Any] = {}  # the current stream of each device
 
     def index(self, device: Any) -> int:
-        """Return the index of ``device``: an index, ``cuda``, ``cuda:1``, a :class:`torch.device`; None is the current.
+        """Return the index of ``device``: an index, ``cuda``, ``cuda:1`` or a :class:`torch.device`; None is the current one.
 
         Raises:
             ValueError: ``device`` is not a CUDA device.
@@ -48,7 +48,7 @@ class RankDevices:
 
 
 def is_cuda(device: object) -> bool:
-    """Whether ``device``, as torch takes it, is a CUDA device; an index is one.
+    """Return whether ``device``, in any form that torch accepts, is a CUDA device; an index is one.
 
     Example:
         >>> [is_cuda(device) for device in (1, "cuda:1", torch.device("cuda"), "cpu", "meta", None)]
@@ -69,7 +69,7 @@ _find: Callable[[], RankDevices | None] = _nobody
 
 
 def find_devices_by(find: Callable[[], RankDevices | None] | None) -> None:
-    """Let ``find`` return the devices of the thread that calls it, or None for a thread of no rank."""
+    """Set the function that returns the devices of its calling thread, or None for a thread that belongs to no rank."""
     global _find
     _find = find or _nobody
 

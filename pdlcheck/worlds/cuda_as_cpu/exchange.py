@@ -1,4 +1,4 @@
-"""Exchanges the names of ``replaced.py`` in torch, and gives torch its own back."""
+"""The exchange of the names of ``replaced.py`` in torch, and their restoration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed.fsdp.sharded_grad_scaler  # a default argument is the default group where it is imported: none
+import torch.distributed.fsdp.sharded_grad_scaler  # imported before a default group exists, because a default argument captures it
 import torch.serialization as serialization
 
 from pdlcheck.compat.patches import Patch, Patches
@@ -20,16 +20,16 @@ from pdlcheck.worlds.cuda_as_cpu.replaced import replaced_names
 
 __all__ = ["exchanged"]
 
-_BEFORE_TORCHS = 5  # torch's own for CUDA has 20
+_BEFORE_TORCHS = 5  # the priority of torch's own entry for CUDA is 20
 
 
 @contextmanager
 def exchanged(find: Callable[[], RankDevices | None], *, processes: bool = False) -> Iterator[None]:
-    """Let CUDA calls of ranks run on the CPU while the block runs.
+    """Run CUDA calls of ranks on the CPU while the block runs.
 
     Args:
-        find: returns the devices of the calling thread's rank; None for a thread of no rank.
-        processes: the ranks are processes.
+        find: returns the devices of the calling thread's rank; None for a thread that belongs to no rank.
+        processes: whether the ranks are processes.
     """
     find_devices_by(find)
     serialization.register_package(_BEFORE_TORCHS, _tag, _restored)
@@ -46,7 +46,7 @@ def _table(processes: bool) -> Patches:
     rows = []
     for owner_name, name, make in replaced_names(processes=processes):
         owner = _find(owner_name)
-        if hasattr(owner, name):  # else this torch has no such name
+        if hasattr(owner, name):  # this version of torch may lack the name
             everywhere = isinstance(owner, ModuleType)
             rows.append(Patch(owner, name, make, "CUDA code of ranks runs on the CPU", everywhere))
     return Patches(rows)
@@ -61,11 +61,11 @@ def _find(name: str) -> Any:
 
 
 def _tag(storage: Any) -> None:
-    """A file names the CPU, where the tensors are."""
+    """Return None: a file then names the CPU, where the tensors are."""
 
 
 def _restored(storage: Any, location: str) -> Any:
-    """What ``torch.load`` calls for each storage with the place that the file, or ``map_location``, names."""
+    """Mark a storage that ``torch.load`` has read with the CUDA device of the file, or of ``map_location``."""
     devices = devices_of_caller()
     if devices is None or not is_cuda(location):
         return None

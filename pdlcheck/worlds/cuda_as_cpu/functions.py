@@ -1,4 +1,4 @@
-"""What the functions of ``torch.cuda`` and ``torch.accelerator`` answer on a rank whose devices are the CPU."""
+"""Replacements for functions of ``torch.cuda`` and ``torch.accelerator`` on a rank whose devices are the CPU."""
 
 from __future__ import annotations
 
@@ -47,10 +47,14 @@ NAME = "CPU in place of CUDA (pdlcheck --cuda-as-cpu)"
 
 
 def refuse(name: str, cure: str) -> Callable[..., Any]:
-    """Return a function that raises, in place of one that has no counterpart on the CPU.
+    """Return a function that raises, as a replacement for one that has no counterpart on the CPU.
+
+    Args:
+        name: the name of the replaced function.
+        cure: advice for the user.
 
     Raises:
-        Unsupported: whenever it is called.
+        Unsupported: at each call of the returned function.
     """
 
     def refused(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +64,7 @@ def refuse(name: str, cure: str) -> Callable[..., Any]:
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing, where a device would have something to do."""
+    """Do nothing, in place of work for a device."""
 
 
 def true(*args: Any, **kwargs: Any) -> bool:
@@ -74,7 +78,7 @@ def no_bytes(*args: Any, **kwargs: Any) -> int:
 
 
 class _NoStatistics(OrderedDict[str, int]):
-    """Each statistic is 0."""
+    """Statistics that are all 0."""
 
     def __missing__(self, name: str) -> int:
         return 0
@@ -105,7 +109,7 @@ def current_device() -> int:
 
 
 def set_device(device: Any) -> None:
-    """Let ``device`` be the current one of this rank."""
+    """Make ``device`` the current one of this rank."""
     devices = require_devices()
     devices.current = devices.index(device)
 
@@ -147,13 +151,13 @@ def the_accelerator(check_available: bool = False) -> torch.device:
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return words that say what the device is."""
+    """Return a name that explains what the device is."""
     require_devices().index(device)
     return NAME
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Return (0, 0), below that of any device: code that asks takes its branch for a device without the feature."""
+    """Return (0, 0), which is below any real device, so code that checks takes its branch without the feature."""
     require_devices().index(device)
     return 0, 0
 
@@ -172,7 +176,7 @@ def synchronize(device: Any = None) -> None:
     require_devices().index(device)
 
 
-# -- random numbers: those of the devices are drawn from the stream of the CPU ---------------------
+# -- random numbers: devices draw from the stream of the CPU ---------------------------------------
 
 
 def get_rng_state(device: Any = "cuda") -> Tensor:
@@ -187,14 +191,14 @@ def get_rng_state_all() -> list[Tensor]:
 
 
 def set_rng_state(new_state: Tensor, device: Any = "cuda") -> None:
-    """Put the rank's random stream there, if ``device`` is its current one."""
+    """Set the state of the rank's random stream, if ``device`` is its current device."""
     devices = require_devices()
     if devices.index(device) == devices.current:
         torch.default_generator.set_state(new_state)
 
 
 def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
-    """Put the rank's random stream where the state of the current device is."""
+    """Set the rank's random stream to the state of the current device."""
     states = list(new_states)
     current = require_devices().current
     if current < len(states):
@@ -207,7 +211,7 @@ def manual_seed(seed: int) -> None:
 
 
 def seed() -> None:
-    """Seed the rank's random stream with a number that nobody knows."""
+    """Seed the rank's random stream with a random number."""
     torch.default_generator.seed()
 
 

@@ -16,7 +16,7 @@ HINT = (
 )
 COVERED = "--cuda-as-cpu does not cover this call; docs/cuda-as-cpu.md lists what it covers"
 
-# as torch says it, in the versions that pdlcheck is tested with
+# texts of torch's errors, in the versions that pdlcheck is tested with
 _WORDS = (
     "Torch not compiled with CUDA enabled",
     "No CUDA GPUs are available",
@@ -47,12 +47,12 @@ def _why_no_cuda() -> str:
 
 
 def hint_about_cuda(error: BaseException, *, is_on: bool, why: Callable[[], str] = _why_no_cuda) -> str:
-    """Return the note for an error that a rank's code has raised; empty for one that is not about CUDA.
+    """Return the note for an error that a rank's code has raised; empty for an error that is not about CUDA.
 
     Args:
-        error: see above.
-        is_on: the rank runs CUDA code on the CPU already.
-        why: returns why there is no CUDA device here, empty if there is one.
+        error: the error.
+        is_on: whether the rank runs CUDA code on the CPU already.
+        why: returns the reason why there is no CUDA device here, empty if there is one.
 
     Example:
         >>> hint_about_cuda(AssertionError("Torch not compiled with CUDA enabled"), is_on=True)
@@ -69,6 +69,6 @@ def hint_about_cuda(error: BaseException, *, is_on: bool, why: Callable[[], str]
 
 
 def note_once(error: BaseException, note: str) -> None:
-    """Add a note to an error that may have it already."""
+    """Add a note to an error, unless the error has it already."""
     if note not in getattr(error, "__notes__", ()):
         add_note(error, note)

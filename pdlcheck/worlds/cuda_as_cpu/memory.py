@@ -1,7 +1,7 @@
 """Tensors that remember the CUDA device on which the program has put them.
 
-The memory is that of the CPU. The mark is an attribute of the storage, so all views of a tensor have it, and it ends
-with the memory.
+The memory is that of the CPU. The mark is an attribute of the storage, so all views of a tensor have it, and it is
+freed with the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 __all__ = ["HOST", "device_index", "is_pinned", "mark", "mark_storage", "move", "pin", "share_memory"]
 
-HOST = -1  # in place of an index: the memory of the host
+HOST = -1  # used as the index of the host's memory
 _INDEX = "_pdlcheck_cuda_index"
 _PINNED = "_pdlcheck_pinned"
 _functorch: Any = torch._C._functorch
@@ -21,16 +21,16 @@ _storage_of = torch._C.TensorBase.untyped_storage
 
 
 def _storage(tensor: Tensor) -> Any:
-    """None where the tensor has no storage of its own."""
+    """Return the storage of a tensor; None if it has none of its own."""
     try:
         return _storage_of(tensor)
-    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and tensors of torch.func
         wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
         return _storage(_functorch.get_unwrapped(tensor)) if wrapped else None
 
 
 def _inner(tensor: Tensor) -> Tensor:
-    """The local shard of a DTensor, which is a tensor around another one."""
+    """Return the local shard of a DTensor, which wraps another tensor; return any other tensor itself."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
@@ -44,7 +44,7 @@ def device_index(tensor: Tensor) -> int:
 
 
 def mark(tensor: Tensor, index: int) -> Tensor:
-    """Let the memory of ``tensor`` be that of device ``index``; a meta tensor has none."""
+    """Mark the memory of ``tensor`` as memory of device ``index``; a meta tensor has none."""
     if type(tensor) is not Tensor:
         tensor = _inner(tensor)
     storage = _storage(tensor)
@@ -54,7 +54,7 @@ def mark(tensor: Tensor, index: int) -> Tensor:
 
 
 def mark_storage(storage: Any, index: int) -> None:
-    """Let ``storage`` be memory of device ``index``."""
+    """Mark ``storage`` as memory of device ``index``."""
     if index != HOST:
         setattr(storage, _INDEX, index)
     elif hasattr(storage, _INDEX):
@@ -62,7 +62,7 @@ def mark_storage(storage: Any, index: int) -> None:
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether both are views of one memory."""
+    """Return whether both are views of one memory."""
     first, second = _storage(_inner(one)), _storage(_inner(other))
     return first is not None and second is not None and first._cdata == second._cdata
 
@@ -70,7 +70,7 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 def move(made: Tensor, source: Tensor, index: int) -> Tensor:
     """Return ``made``, which was converted from ``source``, as memory of device ``index``.
 
-    As between a host and its devices, what goes to another device is a copy, and what is there already is itself.
+    As between a host and its devices, data for another device is a copy, and data that is there already is itself.
     """
     if device_index(source) != index and share_memory(made, source):
         made = made.clone()
@@ -80,7 +80,7 @@ def move(made: Tensor, source: Tensor, index: int) -> Tensor:
 
 
 def pin(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` as memory that is called pinned: itself if it is so already, else a copy."""
+    """Return ``tensor`` as pinned memory: itself if it is pinned already, else a copy."""
     if is_pinned(tensor):
         return tensor
     pinned = mark(tensor.clone(), HOST)
@@ -89,5 +89,5 @@ def pin(tensor: Tensor) -> Tensor:
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """Whether :func:`pin` has made the memory of ``tensor``."""
+    """Return whether :func:`pin` has made the memory of ``tensor``."""
     return bool(getattr(_storage(tensor), _PINNED, False))

@@ -1,7 +1,7 @@
-"""The mode of torch's functions in which a rank's code runs: device arguments that name CUDA are those of the CPU.
+"""The torch-function mode in which a rank's code runs: it replaces CUDA device arguments by the CPU.
 
-torch.overrides.TorchFunctionMode is how torch itself implements ``torch.set_default_device``. The tensors are CPU
-tensors. They remember the device on which the program has put them (``memory.py``), and code outside torch reads that
+torch itself implements ``torch.set_default_device`` with a torch.overrides.TorchFunctionMode. The tensors are CPU
+tensors. They remember the device on which the program has put them (``memory.py``), and code outside torch reads it
 from ``tensor.device``. torch's own code reads ``cpu``, and therefore takes its paths for the CPU.
 """
 
@@ -24,27 +24,27 @@ __all__ = ["CudaAsCpuMode", "asked_by_torch", "in_mode"]
 
 _CPU = torch.device("cpu")
 _READS_THE_TRUTH = frozenset({"pdlcheck", "torch"})
-_LOADERS = "torch.utils.data."  # pin what they load if there is an accelerator
+_LOADERS = "torch.utils.data."  # data loaders pin their batches if there is an accelerator
 _OURS = "pdlcheck.worlds.cuda_as_cpu."
 _c: Any = torch._C
 _Special = Callable[[RankDevices, Callable[..., Any], tuple[Any, ...], dict[str, Any], bool], Any]
 
 
 def asked_by_torch(depth: int = 2) -> bool:
-    """Whether the function that called the caller belongs to torch or to pdlcheck."""
+    """Return whether the function that called the caller belongs to torch or to pdlcheck."""
     frame: Any = sys._getframe(depth)
     name = frame.f_globals.get("__name__", "")
-    while frame.f_back and (frame.f_code.co_name == "__torch_function__" or name.startswith(_OURS)):  # modes in between
+    while frame.f_back and (frame.f_code.co_name == "__torch_function__" or name.startswith(_OURS)):  # skip modes
         frame = frame.f_back
         name = frame.f_globals.get("__name__", "")
     return name.partition(".")[0] in _READS_THE_TRUTH and not name.startswith(_LOADERS)
 
 
 class CudaAsCpuMode(TorchFunctionMode):
-    """Runs calls of torch's functions on the CPU.
+    """A mode that runs calls of torch's functions on the CPU.
 
     Args:
-        devices: of the rank whose code runs.
+        devices: the devices of the rank whose code runs.
     """
 
     def __init__(self, devices: RankDevices) -> None:
@@ -62,7 +62,7 @@ class CudaAsCpuMode(TorchFunctionMode):
 
 
 def call_on_cpu(devices: RankDevices, func: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch; what it makes is on the device that it was told, or on that of its tensors."""
+    """Call a function of torch; its results are on the device that the call names, or on the device of its tensors."""
     args = tuple(args)
     device = kwargs.get("device")
     index = None
@@ -110,7 +110,7 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
             yield from (item for item in value if isinstance(item, Tensor))
 
 
-# -- what a tensor says about its device -----------------------------------------------------------
+# -- the device attributes of a tensor -------------------------------------------------------------
 
 
 def _device(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
@@ -145,7 +145,7 @@ def _type(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: boo
     return memory.move(func(args[0], name.replace("torch.cuda.", "torch.", 1)), args[0], index)
 
 
-# -- what moves a tensor ---------------------------------------------------------------------------
+# -- calls that move a tensor ----------------------------------------------------------------------
 
 
 def _cuda(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
@@ -177,7 +177,7 @@ def _to(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool)
 
 
 def _elsewhere(device: str | torch.device) -> int | None:
-    """None for another kind of device, such as meta."""
+    """Return ``HOST`` for the CPU; None for another kind of device, such as meta."""
     return HOST if torch.device(device).type == "cpu" else None
 
 
@@ -190,16 +190,16 @@ def _is_pinned(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch
 
 
 def _attention(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: bool) -> Any:
-    """Attention of DTensors that are sharded by samples or heads: each shard by itself.
+    """Compute attention of DTensors that are sharded by samples or heads: each shard by itself.
 
-    torch knows how to shard CUDA's fused kernels of attention, and not that of the CPU.
+    torch can shard CUDA's fused attention kernels, but not the CPU's.
     """
     others = {**kwargs}
     query, key, value = (others.pop(name, None) for name in ("query", "key", "value"))
     tensors = [*args[:3], *(tensor for tensor in (query, key, value) if tensor is not None)]
     places = {getattr(tensor, "placements", None) for tensor in tensors}
     mesh = getattr(tensors[0], "device_mesh", None)
-    independent = tensors[0].dim() - 2  # the dimensions before those of places and features
+    independent = tensors[0].dim() - 2  # the dimensions before those of positions and features
     if mesh is None or len(places) > 1 or not all(_is_within(place, independent) for place in tensors[0].placements):
         return call_on_cpu(devices, func, args, kwargs)
     shards = [tensor.to_local() for tensor in tensors]
@@ -211,7 +211,7 @@ def _attention(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch
 
 
 def _is_within(place: Any, dims: int) -> bool:
-    """Whether a placement is a replica, or a shard of one of the first dimensions."""
+    """Return whether a placement is a replica, or a shard of one of the first ``dims`` dimensions."""
     return bool(place.is_replicate() or (place.is_shard() and place.dim < dims))
 
 
@@ -240,10 +240,10 @@ _SPECIAL: dict[Any, _Special] = {
     _base.pin_memory: _pin_memory,
     _base.is_pinned: _is_pinned,
     torch.nn.functional.scaled_dot_product_attention: _attention,
-    # nothing to place: these are called most
+    # the most frequent calls; their results need no device mark
     **dict.fromkeys(
         (
-            _c._nn._parse_to,  # of Module.to: it returns the device that it was told
+            _c._nn._parse_to,  # used by Module.to: it returns the device of its arguments
             _base.untyped_storage,
             _base.data_ptr,
             _base.size,
@@ -267,9 +267,9 @@ _SPECIAL: dict[Any, _Special] = {
 
 @contextmanager
 def in_mode(devices: RankDevices) -> Iterator[None]:
-    """Run the block in the mode of ``devices``, unless it is in force already.
+    """Run the block in the mode of ``devices``, unless a mode is in force already.
 
-    A block may leave modes of its own behind, such as that of ``torch.set_default_device``.
+    A block may leave its own modes entered, such as the one of ``torch.set_default_device``.
     """
     if any(type(_c._get_function_stack_at(place)) is CudaAsCpuMode for place in range(_c._len_torch_function_stack())):
         yield

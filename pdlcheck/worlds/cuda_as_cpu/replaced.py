@@ -1,6 +1,6 @@
-"""The table of what is exchanged in torch while ranks run CUDA code on the CPU.
+"""The table of replacements in torch while ranks run CUDA code on the CPU.
 
-Each entry names an attribute of torch and what stands in for it. A thread that belongs to no rank gets torch's own.
+Each entry names an attribute of torch and its replacement. A thread that belongs to no rank gets torch's own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _KERNELS = "guard the custom kernel, or test this on a GPU"
 
 
 class Replaced(NamedTuple):
-    """One attribute and what stands in for it on ranks.
+    """One attribute and its replacement on ranks.
 
     Args:
         owner: module, or module:class, by name.
-        name: of the attribute.
+        name: the attribute.
         make: returns the replacement, given torch's own.
     """
 
@@ -38,7 +38,7 @@ class Replaced(NamedTuple):
 
 
 def _on_ranks(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A function, or a class that code only calls."""
+    """Return a maker of replacements for a function, or for a class that code only calls."""
 
     def make(real: Any) -> Any:
         @wraps(real, updated=())
@@ -51,7 +51,7 @@ def _on_ranks(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _for_users(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A question to which torch's own code gets the true answer, so that it takes its paths for the CPU."""
+    """Return a maker of replacements for a query; torch's own code gets the true answer and takes its paths for the CPU."""
 
     def make(real: Any) -> Any:
         @wraps(real, updated=())
@@ -65,7 +65,7 @@ def _for_users(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _around(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``wrapper(real, *args, **kwargs)`` calls torch's own with other arguments."""
+    """Return a maker of replacements that call ``wrapper(real, *args, **kwargs)``, which may change the arguments."""
 
     def make(real: Any) -> Any:
         @wraps(real)
@@ -80,7 +80,7 @@ def _around(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _class(make_instance: Callable[..., Any], *others: type) -> Callable[[Any], Any]:
-    """A class that code calls, and of which it asks ``isinstance``.
+    """Return a maker of replacements for a class that code calls and uses in ``isinstance``.
 
     ``make_instance(real, ...)`` makes the object, of torch's own class or of one of the ``others``.
     """
@@ -110,7 +110,7 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
     """Return the table.
 
     Args:
-        processes: the ranks are processes, whose groups are those of their backend, and which may compile.
+        processes: whether the ranks are processes, which use the groups of their backend and may compile.
     """
     cuda, accelerator, c10d = "torch.cuda", "torch.accelerator", "torch.distributed.distributed_c10d"
     table = [
@@ -198,7 +198,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "synchronize": functions.synchronize,
     "StreamContext": streams.stream,
 }
-NAMES_REFUSED = {  # of torch.cuda, with what to do instead
+NAMES_REFUSED = {  # names of torch.cuda, with advice
     "CUDAGraph": _GRAPHS,
     "graph": _GRAPHS,
     "graph_pool_handle": _GRAPHS,

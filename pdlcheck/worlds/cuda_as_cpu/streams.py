@@ -1,4 +1,4 @@
-"""Streams and events of a device whose work is done when the call that starts it returns."""
+"""Streams and events of a device whose work is complete when the call that starts it returns."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _MS = 1000.0
 
 
 class Event:
-    """A moment of this rank: the clock when :meth:`record` was called, as all work before it is done by then."""
+    """A moment of this rank: the clock at the call of :meth:`record`, because all earlier work is complete by then."""
 
     def __init__(self, enable_timing: bool = False, *args: Any, **options: Any) -> None:
         self._enable_timing = enable_timing
         self._recorded: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Take the time."""
+        """Record the time."""
         self._recorded = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
         """Return at once."""
 
     def query(self) -> bool:
-        """Return True: all work is done."""
+        """Return True: all work is complete."""
         return True
 
     def synchronize(self) -> None:
@@ -39,7 +39,7 @@ class Event:
         """Return the milliseconds of the CPU's clock from this event to ``end_event``.
 
         Raises:
-            ValueError: one of them was not made with ``enable_timing=True``, or not recorded.
+            ValueError: an event was not made with ``enable_timing=True``, or not recorded.
         """
         if not (self._enable_timing and end_event._enable_timing):
             raise ValueError("elapsed_time needs two events that were made with enable_timing=True")
@@ -86,7 +86,7 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Return True: all work is done."""
+        """Return True: all work is complete."""
         return True
 
     def synchronize(self) -> None:
@@ -94,12 +94,12 @@ class Stream:
 
 
 def default_stream(device: Any = None) -> Stream:
-    """Return the stream of a device on which work goes that names no other."""
+    """Return the stream of a device for work that names no other stream."""
     return Stream(device, is_default=True)
 
 
 def current_stream(device: Any = None) -> Stream:
-    """Return the stream on which this rank's work on a device goes."""
+    """Return the stream for this rank's work on a device."""
     devices = require_devices()
     index = devices.index(device)
     known: Stream | None = devices.streams.get(index)
@@ -107,7 +107,7 @@ def current_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream | None) -> None:
-    """Let this rank's work go on ``stream``."""
+    """Make ``stream`` the current stream of this rank."""
     if stream is not None:
         devices = require_devices()
         devices.streams[stream.device_index] = stream

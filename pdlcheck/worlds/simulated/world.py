@@ -72,8 +72,8 @@ class SimulatedWorld:
         timeline: record a :attr:`timeline` without a topology too, in steps.
         own_globals: modules or packages whose globals each rank has for itself, as a process has. All other globals are
             shared. Ranks start with the controller's globals, and keep their own as long as they are open.
-        comm_wrappers: modules or packages through which the program communicates. Reports show the lines that call them.
-            The modules of well-known frameworks are included by default.
+        comm_wrappers: modules or packages through which the program communicates. Reports show the lines that call
+            them. The modules of well-known frameworks are included by default.
         device: the type of device that the pytest fixture ``device`` returns on ranks: ``cpu`` or ``cuda``. The device
             must be available. Ranks may send tensors of both types.
         cuda_as_cpu: run the CUDA code of the ranks on the CPU; see docs/cuda-as-cpu.md.
@@ -330,7 +330,10 @@ class SimulatedRanks:
             raise
 
     def _warn_of_late_imports(self) -> None:
-        """Warn of known modules that were imported during the run: ranks share their globals until they are opened again."""
+        """Warn of known modules that were imported during the run, because ranks share their globals.
+
+        Ranks have them for themselves when they are opened again.
+        """
         now = known_own_globals()
         late, self._known = [name for name in now if name not in self._known], now
         if late and self.world_size > 1:
@@ -358,7 +361,7 @@ class SimulatedRanks:
         self._make_own_groups = True
 
     def give_to_controller(self, rank: int) -> None:
-        """Make the controller adopt the settings that this rank changed in its last run. All ranks then start with them."""
+        """Make the controller adopt the settings that this rank changed in its last run, for all ranks."""
         self._network.scheduler.ranks[rank].state.give_to_controller()
 
     def _as_rank(self, rank: int, body: Callable[[], Any], keep_groups: bool) -> Any:

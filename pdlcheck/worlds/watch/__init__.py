@@ -1,4 +1,4 @@
-"""What every world can observe: what each rank posts, from which line, and whether the ranks fit together."""
+"""The observations that every world can make: operations of each rank, their source lines, and whether they match."""
 
 from pdlcheck.worlds.watch.adopted import rank_by_rendezvous, require_known, require_valid
 from pdlcheck.worlds.watch.as_gloo import refuse_as_gloo, refuse_future

@@ -1,7 +1,7 @@
-"""Ranks and tags that a call names: each rank is told of those that there are not, before it meets another rank.
+"""Checks of the ranks and tags that a call names: a rank gets the error before it meets another rank.
 
-gloo refuses such a root, and a tag below zero; a message to or from a rank that is not there hangs its process, or ends
-it.
+gloo refuses a root outside the group and a negative tag. A message to or from a rank outside the group makes its
+process hang or exit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ _TAGS = 2**31  # a tag is a C++ int
 def global_rank(op: str, place: int, members: Sequence[int]) -> int:
     """Return the global rank of the root of a collective, or of the other end of a message.
 
+    Args:
+        op: the name of the operation.
+        place: the rank's number in the group.
+        members: the global ranks of the group, in group order.
+
     Raises:
-        RuntimeError: the group has no such place.
+        RuntimeError: the group has no rank of that number.
     """
     if 0 <= place < len(members):
         return members[place]
@@ -32,11 +37,15 @@ def global_rank(op: str, place: int, members: Sequence[int]) -> int:
 
 
 def checked_tag(op: str, tag: int) -> int:
-    """Return a tag that goes with a message.
+    """Return ``tag`` if a message can have it.
+
+    Args:
+        op: the name of the operation.
+        tag: the tag of a message.
 
     Raises:
-        RuntimeError: it is below zero.
-        TypeError: it is too large.
+        RuntimeError: the tag is below zero.
+        TypeError: the tag is too large.
     """
     if 0 <= tag < _TAGS:
         return tag

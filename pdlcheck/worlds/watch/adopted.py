@@ -1,7 +1,7 @@
-"""What ``init_process_group`` of a program may ask for where its rank has a default group already.
+"""The check of a program's ``init_process_group`` call on a rank that already has a default group.
 
-torch itself checks the arguments: its own function runs until it would meet the other processes, with stores that meet
-no other process, and ends there. So the arguments that this version of torch refuses are refused, with its words.
+torch itself checks the arguments. Its own function runs, with stores that meet no other process, and stops where it
+would meet the other processes. So pdlcheck refuses the arguments that this version of torch refuses, with its messages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
 
 __all__ = ["rank_by_rendezvous", "require_known", "require_own", "require_valid"]
 
-_rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute it is a function
-_BUILT_IN = ("env", "file", "tcp")  # a handler of the user's own may wait for other processes
-# as torch made them: worlds exchange some
+_rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the attribute of that name is a function
+_BUILT_IN = ("env", "file", "tcp")  # a user's own handler may wait for other processes
+# torch's own functions, because worlds replace some of them
 _as_torch_made_them: dict[str, Any] = {
     name: getattr(c10d, name) for name in ("_get_default_timeout", "_new_process_group_helper")
 }
@@ -31,7 +31,7 @@ _meet, _create_store = _rendezvous.rendezvous, _rendezvous._create_c10d_store
 
 
 def require_known(backend: Any) -> None:
-    """Refuse a backend that torch neither has nor was given, as it does itself; of the others each will do.
+    """Raise, as torch does, for a backend that is neither built in nor registered; any other backend is accepted.
 
     Raises:
         AssertionError: the type that torch raises.
@@ -46,7 +46,15 @@ def require_known(backend: Any) -> None:
 
 
 def require_own(asked: Mapping[str, int], rank: int, world_size: int) -> None:
-    """Refuse another rank or world size; the world has chosen the backend."""
+    """Raise if the call asks for another rank or world size than the rank has.
+
+    The world has chosen the backend already.
+
+    Args:
+        asked: the ``rank`` and ``world_size`` of the call; -1 for none.
+        rank: the rank.
+        world_size: its number of ranks.
+    """
     for name, own in (("rank", rank), ("world_size", world_size)):
         if asked.get(name, -1) not in (-1, own):
             raise ValueError(f"init_process_group({name}={asked[name]}) on a rank whose {name} is {own}")
@@ -59,11 +67,13 @@ def require_valid(
 
     Args:
         init: torch's function.
-        args, kwargs: of the call.
-        rank, world_size: of the default group.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        rank: the rank in the default group.
+        world_size: the number of ranks in the default group.
 
     Raises:
-        The error that torch raises for these arguments.
+        Exception: the error that torch raises for these arguments.
         ValueError: they name another rank or world size than the rank has.
     """
     init = inspect.unwrap(init)  # without torch's log of errors
@@ -73,7 +83,7 @@ def require_valid(
     if devices_of_caller() is not None and (isinstance(device, int) or (device is not None and device.type == "cuda")):
         del given.arguments["device_id"]  # where CUDA code runs on the CPU, torch does not know the devices of a rank
     if given.arguments.get("timeout") is None:
-        given.arguments["timeout"] = c10d.default_pg_timeout  # torch warns where it has to look for NCCL's
+        given.arguments["timeout"] = c10d.default_pg_timeout  # torch warns when it has to look up NCCL's
     found: dict[str, int] = {name: given.arguments.get(name, -1) for name in ("rank", "world_size")}
     with _nothing_is_made(found), suppress(_Valid):
         init(*given.args, **given.kwargs)
@@ -81,11 +91,11 @@ def require_valid(
 
 
 class _Valid(BaseException):
-    """Torch has found nothing wrong."""
+    """Signal that torch has checked all arguments and found no error."""
 
 
 class _Checked(c10d.BackendConfig):
-    """The last argument that torch checks; next it would make the backends."""
+    """A backend configuration that stops torch after its last check, before it makes the backends."""
 
     def get_device_backend_map(self) -> Any:
         raise _Valid
@@ -93,9 +103,9 @@ class _Checked(c10d.BackendConfig):
 
 @contextmanager
 def _nothing_is_made(found: dict[str, int]) -> Iterator[None]:
-    """In the block this rank has no default group, and torch's function makes none.
+    """Remove the default group of this rank during the block, and keep torch's function from making one.
 
-    ``found`` takes the rank and world size that an address or the environment names.
+    ``found`` receives the rank and world size that an address or the environment names.
     """
 
     def meet(url: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
@@ -114,16 +124,18 @@ def _nothing_is_made(found: dict[str, int]) -> Iterator[None]:
 
 
 def rank_by_rendezvous(url: Any, *args: Any, **kwargs: Any) -> tuple[int, int] | None:
-    """The rank and the world size of a process that would meet others in this way; it meets none.
+    """Return the rank and world size that a rendezvous would give, without meeting another process.
 
     Args:
-        url, args, kwargs: as torch's ``rendezvous`` takes them.
+        url: the address, as in torch's ``rendezvous``.
+        args: further positional arguments of torch's ``rendezvous``.
+        kwargs: keyword arguments of torch's ``rendezvous``.
 
     Returns:
-        None for a way that is not torch's own.
+        None for a rendezvous handler that is not torch's own.
 
     Raises:
-        The error that torch raises for these arguments.
+        Exception: the error that torch raises for these arguments.
     """
     with _exchanged(_rendezvous, {"FileStore": _store, "TCPStore": _store, "_create_c10d_store": _create_store}):
         meeting = _meet(url, *args, **kwargs)
@@ -144,10 +156,10 @@ def _exchanged(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _store(*args: Any, timeout: timedelta = c10d.default_pg_timeout, **kwargs: Any) -> Store:
-    """Stands for a store at an address or in a file.
+    """Return a stand-in for a store at an address or in a file.
 
     Raises:
-        DistNetworkError: the time limit is over before it begins.
+        DistNetworkError: the time limit is not positive.
     """
     if timeout <= timedelta(0):
         raise dist.DistNetworkError(

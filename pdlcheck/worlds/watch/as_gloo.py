@@ -1,6 +1,6 @@
-"""Calls that gloo refuses on the rank that makes them, and that other worlds could carry out.
+"""Calls that gloo refuses on the calling rank, although other worlds could carry them out.
 
-A test that passes with them would not on processes.
+A test that made such a call would pass elsewhere and fail on processes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["refuse_as_gloo", "refuse_future"]
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_THROUGH_VIEWS = (  # gloo fills one flat output through views of it, which autograd lets nobody write to
+_THROUGH_VIEWS = (  # gloo fills one flat output through views, and autograd forbids writes to them
     "_allgather_base",
     "all_gather_single",
     "all_gather_single_coalesced",
     "allgather_into_tensor_coalesced",
 )
-_BY_COPIES = (  # gloo copies to the outputs where autograd sees it
+_BY_COPIES = (  # gloo copies to the outputs, and autograd sees the copies
     *_THROUGH_VIEWS,
     "_reduce_scatter_base",
     "allgather",
@@ -42,23 +42,23 @@ def refuse_as_gloo(operation: Operation, *, with_grad: bool = True) -> None:
     """Check the arguments of an operation on one rank.
 
     Args:
-        operation: the call; whether its outputs share memory was looked at before.
-        with_grad: look at outputs that require grad, too.
+        operation: the call; outputs that share memory were refused before.
+        with_grad: whether to check for outputs that require grad, too.
 
     Raises:
         RuntimeError: a message is strided; or an output requires grad, and the call is not under ``torch.no_grad()``.
         ValueError: the input of ``all_to_all_single`` is strided.
     """
-    check = _CHECKS.get(operation.method)  # of most calls there is none
+    check = _CHECKS.get(operation.method)  # most calls have none
     if check is not None and (with_grad or check is not _refuse_outputs):
         check(operation)
 
 
 def refuse_future(signature: Signature) -> None:
-    """Check that the future of an operation may be asked for.
+    """Check that the program may ask for the future of an operation.
 
     Raises:
-        RuntimeError: it is a message or a ``reduce_scatter``, whose work has none.
+        RuntimeError: the operation is a message or a ``reduce_scatter``, whose work has no future.
     """
     if signature.is_p2p or signature.op == "reduce_scatter":
         raise RuntimeError(f"Work::getFuture not implemented: gloo has no future of a {signature.op}; call wait()")
@@ -99,7 +99,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 def _refuse_grad(output: Tensor, operation: Operation) -> None:
     if _is_excluded(torch._C.DispatchKey.AutogradFunctionality):
-        return  # C++ calls a group below autograd
+        return  # calls from C++ run below autograd
     base = output._base
     if operation.method in _THROUGH_VIEWS:
         words = "a view of a tensor that requires grad is being modified inplace"

@@ -1,7 +1,7 @@
-"""Where a program decides by the rank: the two branches of such a condition are one place to which all ranks come.
+"""The conditions on the rank in a program: their two branches are one place that all ranks reach.
 
-A condition is on the rank if it mentions it, or anything that the file makes of it: ``me = rank``, a method that
-returns ``self.owner == dist.get_rank()``.
+A condition is on the rank if it mentions the rank, or anything that the file derives from it: ``me = rank``, or a
+method that returns ``self.owner == dist.get_rank()``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pdlcheck.worlds.watch.naming import Name
 __all__ = ["are_branches_on_rank"]
 
 
-_Word = tuple[range, str]  # and where it means something
+_Word = tuple[range, str]  # the lines in which a word has one meaning, and the word
 
-_FILE = range(1 << 30)  # the lines around what is in no function
+_FILE = range(1 << 30)  # the lines of code outside functions
 
 
 class _Choice(NamedTuple):
-    """One condition on the rank: the lines of its function, those of its two branches, and the names in each."""
+    """One condition on the rank: the lines of its function, the lines of its branches, and the names in each branch."""
 
     around: range
     lines: tuple[range, range]
@@ -32,10 +32,10 @@ class _Choice(NamedTuple):
 
 
 def are_branches_on_rank(one: Name, other: Name) -> bool:
-    """Is it the rank that decides which of two tensors a call gets?
+    """Return whether the rank decides which of two tensors a call gets.
 
-    So it is if their calls lie in the two branches of a condition on the rank, or if one call serves both and such a
-    condition has chosen the tensor, there or before.
+    It does if the two calls lie in the two branches of a condition on the rank. It also does if one call serves both
+    tensors and such a condition has chosen the tensor, in the call or before it.
     """
     path, _, first = one.where.rpartition(":")
     path_of_other, _, second = other.where.rpartition(":")
@@ -49,7 +49,7 @@ def are_branches_on_rank(one: Name, other: Name) -> bool:
 
 
 def _parted(sides: tuple[range, range] | tuple[frozenset[str], frozenset[str]], one: object, other: object) -> bool:
-    """Is one on either side, and neither on both?"""
+    """Return whether one is on the first side only and the other on the second side only, or the reverse."""
     left, right = sides
     here, there = (one in left, one in right), (other in left, other in right)
     return {here, there} == {(True, False), (False, True)}
@@ -71,14 +71,14 @@ def _choices(path: str) -> tuple[_Choice, ...]:
 
 
 def _inside(node: ast.AST, around: range) -> Iterator[tuple[range, ast.AST]]:
-    """Every node below, with the lines of the function that it is in."""
+    """Yield every node below ``node``, with the lines of the function that contains it."""
     for child in ast.iter_child_nodes(node):
         yield around, child
         yield from _inside(child, _lines([child]) if isinstance(child, ast.FunctionDef) else around)
 
 
 def _made_of_rank(tree: ast.Module) -> frozenset[_Word]:
-    """Every word of the file that has the rank in it, and those of variables and functions made of these."""
+    """Return every word of the file that contains "rank", and the variables and functions derived from such words."""
     made = {(_FILE, word) for word in _words(tree) if "rank" in word.lower()}
     sources = [(targets, frozenset(_known(value, around))) for targets, value, around in _definitions(tree)]
     grows = True
@@ -90,7 +90,7 @@ def _made_of_rank(tree: ast.Module) -> frozenset[_Word]:
 
 
 def _definitions(tree: ast.Module) -> Iterator[tuple[list[_Word], ast.AST, range]]:
-    """What is assigned, and to which variables or attributes; what a function returns, and its name."""
+    """Yield each assigned value with its targets, and each returned value with the name of its function."""
     for around, node in _inside(tree, _FILE):
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -102,14 +102,14 @@ def _definitions(tree: ast.Module) -> Iterator[tuple[list[_Word], ast.AST, range
 
 
 def _known(tree: ast.AST, around: range) -> Iterator[_Word]:
-    """The words of code, each as one of its function and as one of the file."""
+    """Yield each word of the code twice: as a word of its function and as a word of the file."""
     for word in _words(tree):
         yield around, word
         yield _FILE, word
 
 
 def _assigned(target: ast.expr, around: range) -> Iterator[_Word]:
-    """Variables are the function's own, attributes belong to the file."""
+    """Yield the words of an assignment target: variables belong to the function, attributes to the file."""
     if isinstance(target, ast.Tuple | ast.List):
         for element in target.elts:
             yield from _assigned(element, around)
@@ -127,7 +127,7 @@ def _words(tree: ast.AST) -> Iterator[str]:
 
 
 def _names(body: Sequence[ast.AST]) -> Iterator[str]:
-    """Variables, attributes and items that the branch mentions, in ast's spelling, which is that of names."""
+    """Yield the variables, attributes and items of a branch in the spelling of ast, which :class:`Name` also uses."""
     for node in (inner for outer in body for inner in ast.walk(outer)):
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
             yield ast.unparse(node)

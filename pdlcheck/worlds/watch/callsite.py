@@ -34,22 +34,22 @@ __all__ = [
     "user_line",
 ]
 
-# files of libraries that stand between a user's line and torch: context managers, deprecated names
+# library files that appear between a user's line and torch: context managers, deprecated names
 WRAPPERS = (contextlib.__file__, typing_extensions.__file__, warnings.__file__)
-# beginnings of the file names that are not the user's
+# path prefixes of files that are not the user's
 _WORLDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     _WORLDS,
     os.path.dirname(clock.__file__) + os.sep,
     "<frozen",
-    threading.__file__,  # below the first function of a thread
+    threading.__file__,  # it calls the first function of a thread
     concurrent.futures.thread.__file__,
-    "<eval_with_key>",  # what torch.compile has made
+    "<eval_with_key>",  # code that torch.compile generated
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_"),
     *WRAPPERS,
 )
-# and of those that call the user's tests
+# path prefixes of files that call the user's tests
 _specs = [importlib.util.find_spec(name) for name in ("_pytest", "pluggy")]
 _MACHINERY = (
     *(os.path.dirname(spec.origin) + os.sep for spec in _specs if spec is not None and spec.origin is not None),
@@ -59,11 +59,11 @@ _BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
 
 
 class _Kinds(dict[str, str]):
-    """What a file is, by its name; a dict, as this is asked of each frame of each operation.
+    """The kind of a file, by its name; a dict, because each frame of each operation is looked up.
 
-    ``user``; ``wrapper``: a framework communicates through it; ``tests``: it calls the user's; empty: torch's, or the
-    worlds'; ``futures``: it calls the callbacks of futures, in the midst of whatever the thread is doing; ``bottom``:
-    it calls the user's code, and no user calls it.
+    The kinds are ``user``; ``wrapper``, a module through which a framework communicates; ``tests``, code that calls the
+    user's tests; ``futures``, code that runs callbacks of futures, at any moment in a thread; ``bottom``, code that
+    calls the user's code and is never called by it; and the empty string for torch's files and the worlds'.
     """
 
     def __missing__(self, path: str) -> str:
@@ -82,7 +82,7 @@ KIND_OF_FILE: Mapping[str, str] = _kinds
 
 
 def declare_wrappers(names: Sequence[str]) -> None:
-    """Let frames of these modules, besides those that are known, stand for the lines that call them."""
+    """Treat these modules as communication wrappers, besides the known ones: reports show the lines that call them."""
     if comm_wrappers.declare(names):
         _kinds.clear()
 
@@ -90,7 +90,7 @@ def declare_wrappers(names: Sequence[str]) -> None:
 def user_frames() -> Iterator[FrameType]:
     """Yield the frames outside torch, the worlds and communication wrappers, innermost first.
 
-    Where there are none, the innermost frame of a wrapper.
+    If there is none, yield the innermost frame of a wrapper.
     """
     frame: FrameType | None = sys._getframe(1)
     wrapper: FrameType | None = None
@@ -98,7 +98,7 @@ def user_frames() -> Iterator[FrameType]:
     while frame is not None:
         kind = KIND_OF_FILE[frame.f_code.co_filename]
         if kind == "bottom":
-            break  # each frame that Python makes to be looked at costs as much as all else
+            break  # each frame object that Python creates costs as much as the rest of this loop
         if kind == "user" or kind == "tests":
             seen, wrapper = True, None
             yield frame
@@ -110,7 +110,7 @@ def user_frames() -> Iterator[FrameType]:
 
 
 def user_call() -> tuple[FrameType, int] | None:
-    """Return the innermost frame outside torch and the worlds, and the call in it that is under way."""
+    """Return the innermost frame outside torch and the worlds, and the instruction that it is executing."""
     for frame in user_frames():
         return frame, frame.f_lasti
     return None
@@ -124,17 +124,17 @@ def user_line() -> str:
 
 
 def calls_tests(path: str) -> bool:
-    """Is this a file of pytest or of the harness?"""
+    """Return whether this is a file of pytest or of the harness."""
     return KIND_OF_FILE[path] == "tests"
 
 
 def short(path: str) -> str:
-    """``path`` from the working directory, if it lies below."""
+    """Return ``path`` relative to the working directory, if it lies below it."""
     return _below(here(), path)
 
 
 def here() -> str:
-    """The working directory; empty where it has been deleted."""
+    """Return the working directory; empty if it has been deleted."""
     try:
         return getcwd()
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def _below(directory: str, path: str) -> str:
 
 
 def end_at_user_line(error: BaseException) -> None:
-    """Cut the insides of torch and of the worlds off a traceback, where it passed through a user's line before."""
+    """Cut the frames of torch and of the worlds off the end of a traceback that contains a user's line."""
     last, entry = None, error.__traceback__
     while entry is not None:
         if not entry.tb_frame.f_code.co_filename.startswith(_INTERNAL):

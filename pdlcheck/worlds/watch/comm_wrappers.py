@@ -1,6 +1,7 @@
-"""Modules through which a framework calls ``torch.distributed``: a report shows the lines that call these.
+"""Modules through which a framework calls ``torch.distributed``: a report shows the lines that call these modules.
 
-A framework that communicates through one module of its own has one line for all its operations, which tells nothing.
+A framework that communicates through one module of its own has the same line for all operations, which does not help
+users.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["declare", "is_comm_wrapper"]
 
-# modules, and packages with all that is in them
+# modules, and packages with all their modules
 _KNOWN = (
     "accelerate.utils.operations",
     "composer.utils.dist",
@@ -32,11 +33,11 @@ _KNOWN = (
     "picotron.pipeline_parallel.pp_communications",
     "picotron.tensor_parallel.tp_communications",
 )
-_declared: tuple[str, ...] = ()  # of the world that is open
+_declared: tuple[str, ...] = ()  # for the world that is open
 
 
 def declare(names: Sequence[str]) -> bool:
-    """From now on these are wrappers, besides the known ones; return whether that changes anything."""
+    """Set the wrappers besides the known ones; return whether that changes anything."""
     global _declared
     if _declared == tuple(names):
         return False
@@ -45,7 +46,7 @@ def declare(names: Sequence[str]) -> bool:
 
 
 def is_comm_wrapper(path: str) -> bool:
-    """Is this the file of such a module, which is imported?"""
+    """Return whether this is a file of such a module, and the module is imported."""
     return any(path == file or (folder and path.startswith(folder)) for file, folder in map(_place, _names()))
 
 
@@ -54,7 +55,7 @@ def _names() -> Iterable[str]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """The file of a module, and the folder of a package."""
+    """Return the file of a module, and its folder if it is a package."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):

@@ -1,6 +1,6 @@
-"""Collectives that torch's ``CommDebugMode`` counts, which sees those of a process in torch's dispatcher.
+"""Support for torch's ``CommDebugMode``, which counts the collectives that pass torch's dispatcher.
 
-A watched group counts when an operation is posted: the call on the real group may come later, and in another thread.
+A watched group counts when an operation is posted. The call on the real group may come later and in another thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdlcheck.worlds.watch.operation import Operation
 
 __all__ = ["count", "uncounted"]
 
-_MODULE = "torch.distributed.tensor.debug._comm_mode"  # where the mode is, once a program has imported it
+_MODULE = "torch.distributed.tensor.debug._comm_mode"  # the module of the mode, once a program has imported it
 _OPS = {
     "_allgather_base": "_allgather_base_",
     "_reduce_scatter_base": "_reduce_scatter_base_",
@@ -25,17 +25,17 @@ _OPS = {
     "all_to_all_single": "alltoall_base_",
     "reduce_scatter_single": "_reduce_scatter_base_",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
-}  # methods of a group by the ops that C++ makes of them; the others are called as these are
+}  # group methods and their dispatcher ops, where the names differ by more than "_"
 
 
 def count(operation: Operation) -> None:
-    """Have the modes of this thread count a collective, as one that passes through the dispatcher."""
+    """Make the modes of this thread count a collective as if it passed through the dispatcher."""
     for mode in _modes():
         mode.__torch_dispatch__(_Op(_OPS.get(operation.method, f"{operation.method}_")), ())
 
 
 def uncounted() -> AbstractContextManager[Any]:
-    """In this context no mode counts."""
+    """Return a context in which no mode counts."""
     return torch._C._DisableTorchDispatch() if _modes() else nullcontext()
 
 
@@ -46,7 +46,7 @@ def _modes() -> list[Any]:
 
 
 class _Op:
-    """What the mode asks about an op of the dispatcher; the group itself carries it out."""
+    """A stand-in for an op of the dispatcher, with the attributes that the mode reads; it does nothing when called."""
 
     def __init__(self, name: str) -> None:
         self._name = name

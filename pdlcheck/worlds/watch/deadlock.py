@@ -1,4 +1,4 @@
-"""The report of ranks that all wait: a line for each, and the cycle if there is one."""
+"""The report of a deadlock: a line for each rank, and the wait cycle if there is one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["deadlock"]
 def deadlock(
     waiting: Mapping[int, Signature | str], ended: Mapping[int, Signature | None], missing: Mapping[int, Sequence[int]]
 ) -> Deadlock:
-    """Make the error.
+    """Return the error for ranks that all wait.
 
     Args:
-        waiting: rank -> the operation it is blocked in, or words for another kind of wait.
-        ended: rank -> its last operation, if it had one, for the ranks that have returned.
+        waiting: rank -> the operation it is blocked in, or a description of another kind of wait.
+        ended: rank -> its last operation, or None, for the ranks that have returned.
         missing: rank -> the ranks that its operation still needs.
     """
     words: dict[int, str] = {}
@@ -49,7 +49,7 @@ def deadlock(
 
 
 def _needs_outsiders(operation: Signature | str, needs: Sequence[int]) -> bool:
-    """Does it make a group, and wait for a rank that is not to be in it?"""
+    """Return whether the operation makes a group and waits for a rank that is not a member of it."""
     if not isinstance(operation, Signature) or not operation.is_new_group:
         return False
     members = operation.op[operation.op.index("(") + 1 : -1].split(", ")
@@ -57,7 +57,7 @@ def _needs_outsiders(operation: Signature | str, needs: Sequence[int]) -> bool:
 
 
 def _cycle(missing: Mapping[int, Sequence[int]]) -> list[int]:
-    """A shortest cycle of ranks that wait for one another; empty if the wait ends at a rank that has gone."""
+    """Return a shortest cycle of ranks that wait for one another; empty if the wait ends at a rank that has gone."""
     best: list[int] = []
     for start in missing:
         paths = [[start]]

@@ -1,8 +1,8 @@
-"""The forms in which a process group takes a call.
+"""The argument forms that the methods of a process group accept.
 
-torch's functions hand a group lists of tensors and an object with the options. Whoever calls a group's method may give
-one tensor, and the reduce-op, the root and the time limit one by one, by position or by name: torch's own groups, which
-are written in C++, try the forms of a method in turn, and so does a watched one.
+torch's functions pass lists of tensors and an object with the options. Direct callers of a group's method may pass one
+tensor, and the reduce-op, the root and the time limit as separate arguments, by position or by name. torch's own
+groups, which are written in C++, try the forms of a method in turn, and a watched group does the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["FORMS", "Forms", "numbers"]
 
-_Convert = Callable[[Any], Any]  # to what the form with options has; raises TypeError
-_Form = dict[str, _Convert | None]  # what a call may give, in this order; None: it belongs to the options
+_Convert = Callable[[Any], Any]  # converts an argument to the form with options; raises TypeError
+_Form = dict[str, _Convert | None]  # the arguments of a call, in order; None: it belongs to the options
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 _MAY_BE_NONE = ("opts", "timeout")
 _MAY_BE_LEFT_OUT = ("op", "opts", "timeout")
@@ -27,12 +27,12 @@ _MAY_BE_LEFT_OUT = ("op", "opts", "timeout")
 
 @uncompiled
 class Forms:
-    """Of one method.
+    """The argument forms of one method.
 
     Args:
-        name: the method's.
-        options: their class.
-        forms: those that it takes, in the order in which they are tried; the first is that of torch's functions.
+        name: the name of the method.
+        options: the class of its options.
+        forms: the forms that it accepts, in the order of trial; torch's functions use the first.
     """
 
     def __init__(self, name: str, options: type, *forms: _Form) -> None:
@@ -43,10 +43,10 @@ class Forms:
         self._forms = forms
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the arguments of a call as the first form has them, with options.
+        """Return the arguments of a call in the first form, with options.
 
         Raises:
-            TypeError: they fit no form.
+            TypeError: the arguments fit no form.
         """
         if not kwargs and [*map(type, args)] == self._usual:
             return args
@@ -75,12 +75,12 @@ class Forms:
             elif convert is not None:
                 tensors.append(convert(given[name]))
             elif name in _FIELDS and (given[name] is not None or name not in _MAY_BE_NONE):
-                setattr(options, _FIELDS[name], given[name])  # it raises TypeError itself
+                setattr(options, _FIELDS[name], given[name])  # the options raise TypeError themselves
         return [*tensors, options]
 
 
 def numbers(splits: Iterable[Any]) -> list[int]:
-    """The rows for each rank, of any sequence of integers but a tensor, which torch does not take for one."""
+    """Return the rows for each rank as a list; accept any sequence of integers except a tensor, as torch does."""
     if isinstance(splits, Tensor):
         raise TypeError("split sizes are a list of integers, not a tensor; call .tolist()")
     return [index(rows) for rows in splits]
@@ -107,7 +107,7 @@ def _lists(value: Any) -> list[list[Tensor]]:
 
 
 def _lists_of_one(value: Any) -> list[list[Tensor]]:
-    """Of a root's tensors; elsewhere there are none."""
+    """Return a list with the tensors of a root; empty on other ranks, which have none."""
     return [tensors] if (tensors := _list(value)) else []
 
 
@@ -159,7 +159,7 @@ _ALL: dict[str, tuple[type, tuple[_Form, ...]]] = {
         (*_SCATTER, {"output_tensor": _list_of_one, "input_tensors": _lists_of_one} | _ROOT),
     ),
 }
-_FLAT_CALLS: dict[tuple[str, str], tuple[type, tuple[_Form, ...]]] = {  # names since torch 2.13, and before
+_FLAT_CALLS: dict[tuple[str, str], tuple[type, tuple[_Form, ...]]] = {  # names since torch 2.13, and earlier ones
     ("all_gather_single", "_allgather_base"): (c10d.AllgatherOptions, (_FLAT | _OPTS,)),
     ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"): (c10d.AllgatherOptions, (_MANY,)),
     ("all_to_all_single", "alltoall_base"): (c10d.AllToAllOptions, (_SPLIT | _OPTS, _SPLIT | _LIMIT)),

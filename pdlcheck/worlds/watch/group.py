@@ -1,12 +1,12 @@
 """A process group that turns every c10d call into an :class:`Operation` and hands it to an engine.
 
-The simulated world's engine moves the data itself; the process world's engine first lets the controller compare what
-the ranks announce and then makes the same call on the real group. torch renamed some methods between releases
-(``_allgather_base`` became ``all_gather_single``, ...): both names are defined.
+The simulated world's engine moves the data itself. The process world's engine first lets the controller compare the
+signatures of the ranks and then makes the same call on the real group. torch renamed some methods between releases
+(``_allgather_base`` became ``all_gather_single``, ...), so both names are defined.
 """
 
 # mypy: disable-error-code="override"
-# torch declares each method with overloads; the calls that reach a group use one form of each.
+# torch declares each method with overloads; the calls that reach a group use one form of each
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Engine", "WatchedGroup"]
 
 
 class Engine(Protocol):
-    """What carries operations out."""
+    """The part of a world that carries operations out."""
 
     def post(self, operation: Operation) -> dist.Work:
         """Take an operation; return its handle at once."""
@@ -44,7 +44,7 @@ def _reduce_name(reduce_op: Any) -> str:
 
 
 class _DtypeNames(dict[torch.dtype, str]):
-    """``float32`` for ``torch.float32``."""
+    """The names of dtypes without the module: ``float32`` for ``torch.float32``."""
 
     def __missing__(self, dtype: torch.dtype) -> str:
         name = self[dtype] = str(dtype).removeprefix("torch.")
@@ -52,7 +52,7 @@ class _DtypeNames(dict[torch.dtype, str]):
 
 
 def _sparse(tensor: Tensor) -> str:
-    """``sparse float32``: such a tensor and a dense one do not fit together."""
+    """Return ``sparse float32`` and the like, because a sparse tensor and a dense one do not fit together."""
     return f"sparse {_dtype_names[tensor.dtype]}"
 
 
@@ -70,53 +70,58 @@ class WatchedGroup(dist.ProcessGroup):
         rank: this rank's number in the group.
         members: global ranks in group order.
         engine: takes the operations.
-        backend_name: what ``dist.get_backend`` and messages call this group's backend.
-        among: the ranks of the default group that it comes of, where those are not all in order: torch numbers the
-            groups of each default group anew.
+        backend_name: the name of this group's backend in ``dist.get_backend`` and in messages.
+        among: the ranks of the default group that it was made from, if those are not all ranks in order. torch numbers
+            the groups of each default group from 0 again, so the name alone is not unique.
     """
 
-    own_devices: tuple[str, ...] = ("cpu",)  # the kinds whose tensors it takes, where no backend is registered in it
+    own_devices: tuple[str, ...] = ("cpu",)  # the device types that it accepts if no backend is registered in it
 
     def __init__(
         self, name: str, rank: int, members: Sequence[int], engine: Engine, backend_name: str, among: str = ""
     ) -> None:
-        super().__init__(rank, len(members))  # type: ignore[call-arg]  # the form for Python subclasses
+        super().__init__(rank, len(members))  # type: ignore[call-arg]  # the signature for Python subclasses
         self._group_rank = rank
         self._members = tuple(members)
         self._engine = engine
         self._watched_backend = backend_name
         self._watched_name = name
-        self._key = key_among(name, among)  # which ranks meet by
+        self._key = key_among(name, among)  # by which the ranks meet
         self.among = among
-        self._collectives = self._messages = 0  # so far
+        self._collectives = self._messages = 0  # the numbers so far
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Global ranks in group order: those that the ranks began with, whatever default group this one is of."""
+        """Return the global ranks in group order; they are ranks of the world, whatever default group this one belongs to."""
         return self._members
 
-    # -- what torch asks a group -------------------------------------------------------------------
+    # -- attributes that torch reads ---------------------------------------------------------------
 
     def size(self) -> int:
+        """Return the number of ranks in the group."""
         return len(self._members)
 
     def rank(self) -> int:
+        """Return this rank's number in the group."""
         return self._group_rank
 
     def getBackendName(self) -> str:
+        """Return the name of the backend."""
         return self._watched_backend
 
     @property
     def pg_name(self) -> str:
+        """Return the name of the group."""
         return self._watched_name
 
     @property
     def group_name(self) -> str:
+        """Return the name of the group."""
         return self._watched_name
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Of the backends registered in it, or its own; FSDP's state dicts and DCP ask."""
+        """Return the devices of its registered backends, or its own; FSDP's state dicts and DCP read this."""
         return _device_types.__get__(self) or [torch.device(kind) for kind in self.own_devices]
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -124,36 +129,39 @@ class WatchedGroup(dist.ProcessGroup):
         return self if is_own else super()._get_backend(device)
 
     def get_group_store(self) -> distributed_c10d.Store:
+        """Return the store of the group."""
         return distributed_c10d._world.pg_map[self][1]
 
     def _set_sequence_number_for_group(self) -> None:
-        """It is counted here."""
+        """Do nothing: this class counts the operations."""
 
     def _get_sequence_number_for_group(self) -> int:
-        """Operations of this rank, messages with them, as gloo counts them."""
+        """Return the number of operations of this rank, including messages, as gloo counts them."""
         return self._collectives + self._messages
 
     def __repr__(self) -> str:
         return f"<{self._watched_backend} group {self._watched_name} of ranks {self._members}>"
 
-    supports_splitting = False  # asked of backends, which a group without one is for itself
+    supports_splitting = False  # torch reads it from backends; a group without one is its own backend
 
     def split_group(self, *_: Any, **__: Any) -> Any:
+        """Raise: a watched group cannot be split."""
         raise RuntimeError("a watched group cannot be split; make a new_group of the ranks")
 
     def count_anew(self) -> None:
-        """The next collective is the first of this group; so it must be on all ranks."""
+        """Count operations from 0 again; every rank of the group must do so before the next collective."""
         self._collectives = self._messages = 0
 
     def end(self, engine: Engine) -> None:
-        """Nobody answers any more, which ``engine`` is to say."""
+        """Replace the engine: after the end of the run, ``engine`` refuses further operations."""
         self._engine = engine
 
     # -- one operation -----------------------------------------------------------------------------
 
     def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
-        """The user's line for the report, what the tensor is called on this rank, for the order to be compared, and the
-        line that called the function of the first.
+        """Return the user's line, the names of ``tensor`` on this rank, and the line that called that function.
+
+        The line and the caller are for reports; the names are for the comparison of the order of calls.
         """
         return line_and_names(tensor)
 
@@ -174,7 +182,7 @@ class WatchedGroup(dist.ProcessGroup):
         seq = self._collectives
         self._collectives += 1
         where, names, caller = self._line_and_names(compare[0] if compare else None)
-        signature = Signature(  # by position, as this is done for each operation
+        signature = Signature(  # by position, which is faster; this runs for each operation
             members[self._group_rank],
             op,
             self._key,
@@ -192,7 +200,7 @@ class WatchedGroup(dist.ProcessGroup):
             names,
             caller,
         )
-        is_async = getattr(args[-1], "asyncOp", True)  # of the options; C++ callers do not say
+        is_async = getattr(args[-1], "asyncOp", True)  # a field of the options; C++ callers do not set it
         operation = Operation(signature, parts, method, args, reduce_op, is_async)
         count(operation)
         return self._engine.post(operation)
@@ -220,18 +228,22 @@ class WatchedGroup(dist.ProcessGroup):
     # -- the c10d calls ----------------------------------------------------------------------------
 
     def allreduce(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post an ``all_reduce``."""
         tensors, opts = FORMS["allreduce"].of(args, kwargs)
         return self._in_place("all_reduce", tensors, "allreduce", opts, reduce_op=opts.reduceOp)
 
     def allreduce_coalesced(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post an ``all_reduce`` of several tensors."""
         tensors, opts = FORMS["allreduce_coalesced"].of(args, kwargs)
         return self._in_place("all_reduce", tensors, "allreduce_coalesced", opts, reduce_op=opts.reduceOp)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post a ``broadcast``."""
         tensors, opts = FORMS["broadcast"].of(args, kwargs)
         return self._in_place("broadcast", tensors, "broadcast", opts, root=opts.rootRank)
 
     def reduce(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post a ``reduce``."""
         tensors, opts = FORMS["reduce"].of(args, kwargs)
         return self._in_place("reduce", tensors, "reduce", opts, reduce_op=opts.reduceOp, root=opts.rootRank)
 
@@ -240,13 +252,15 @@ class WatchedGroup(dist.ProcessGroup):
         return self._post(op, parts, method, (tensors, opts), compare=tensors, **facts)
 
     def allgather(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post an ``all_gather``."""
         outputs, inputs, opts = FORMS["allgather"].of(args, kwargs)
         outputs = [list(out) for out in outputs]
         parts = [Part([x], out) for x, out in zip(inputs, outputs, strict=True)]
         return self._post("all_gather", parts, "allgather", (outputs, inputs, opts), compare=inputs)
 
     def allgather_coalesced(self, *args: Any, **kwargs: Any) -> dist.Work:
-        # one list for each member, holding one tensor for each input
+        """Post an ``all_gather`` of several tensors."""
+        # there is one list for each member, with one tensor for each input
         lists, inputs, opts = FORMS["allgather_coalesced"].of(args, kwargs)
         parts = [Part([x], [out[i] for out in lists]) for i, x in enumerate(inputs)]
         return self._post("all_gather", parts, "allgather_coalesced", (lists, inputs, opts), compare=inputs)
@@ -258,7 +272,7 @@ class WatchedGroup(dist.ProcessGroup):
         return self._post("all_gather", parts, *call, compare=inputs)
 
     def _rows(self, output: Tensor, input: Tensor, call: str) -> list[Tensor]:
-        """What each rank's input goes to, of an output that holds all."""
+        """Return the part of ``output`` for each rank's input."""
         if output.numel() != self.size() * input.numel():
             raise self._does_not_fit(call, output, input, "an output")
         return list(output.view(self.size(), *input.shape).unbind(0))
@@ -270,14 +284,16 @@ class WatchedGroup(dist.ProcessGroup):
         )
 
     def gather(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post a ``gather``."""
         outputs, inputs, opts = FORMS["gather"].of(args, kwargs)
         outputs = [list(out) for out in outputs]
         part = Part(inputs, outputs[0] if outputs else [])
         return self._post("gather", [part], "gather", (outputs, inputs, opts), compare=inputs, root=opts.rootRank)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        """Post a ``gather`` into one tensor."""
         opts = opts or c10d.GatherOptions()
-        own = opts.rootRank == self._group_rank  # elsewhere the output is empty, and not looked at
+        own = opts.rootRank == self._group_rank  # on other ranks the output is empty and not used
         part = Part([input], self._rows(output, input, "gather_single") if own else [])
         args = (output, input, opts)
         return self._post("gather", [part], "gather_single", args, compare=[input], root=opts.rootRank)
@@ -285,12 +301,14 @@ class WatchedGroup(dist.ProcessGroup):
     gather_into_tensor = gather_single  # the names since torch 2.14
 
     def scatter(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post a ``scatter``."""
         outputs, inputs, opts = FORMS["scatter"].of(args, kwargs)
         inputs = [list(xs) for xs in inputs]
         part = Part(inputs[0] if inputs else [], outputs)
         return self._post("scatter", [part], "scatter", (outputs, inputs, opts), compare=outputs, root=opts.rootRank)
 
     def reduce_scatter(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post a ``reduce_scatter``."""
         outputs, inputs, opts = FORMS["reduce_scatter"].of(args, kwargs)
         inputs = [list(xs) for xs in inputs]
         parts = [Part(xs, [out]) for xs, out in zip(inputs, outputs, strict=True)]
@@ -309,6 +327,7 @@ class WatchedGroup(dist.ProcessGroup):
         return self._post("reduce_scatter", parts, *call, compare=inputs, reduce_op=opts.reduceOp)
 
     def alltoall(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post an ``all_to_all`` with lists of tensors."""
         outputs, inputs, opts = FORMS["alltoall"].of(args, kwargs)
         splits = (tuple(x.numel() for x in inputs), tuple(out.numel() for out in outputs))
         return self._post("all_to_all", [Part(inputs, outputs)], "alltoall", (outputs, inputs, opts), splits=splits)
@@ -321,7 +340,7 @@ class WatchedGroup(dist.ProcessGroup):
         return self._post("all_to_all", [Part(pieces_in, pieces_out)], *call, splits=splits)
 
     def _split(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
-        """By rows; without splits it is the elements that are dealt out."""
+        """Return the piece of ``tensor`` for each rank: by rows, or evenly by elements if there are no splits."""
         if splits:
             return list(torch.split(tensor, list(splits)))
         size = self.size()
@@ -334,24 +353,28 @@ class WatchedGroup(dist.ProcessGroup):
         return list(torch.split(rows, [rows.shape[0] // size] * size))
 
     def barrier(self, *args: Any, **kwargs: Any) -> dist.Work:
+        """Post a ``barrier``."""
         return self._post("barrier", [], "barrier", tuple(FORMS["barrier"].of(args, kwargs)))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Where torch asks no name of a backend first, as since 2.14, it comes to any."""
+        """Raise: since 2.14 torch does not check the backend's name first, so this call reaches any group."""
         raise ValueError(f"monitored_barrier is only implemented for GLOO, not for {self.name()}; call barrier")
 
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int) -> dist.Work:
+        """Post a ``send``."""
         return self._message("send", tensors[0], dstRank, tag, "send", (tensors, dstRank, tag))
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int) -> dist.Work:
+        """Post a ``recv``."""
         return self._message("recv", tensors[0], srcRank, tag, "recv", (tensors, srcRank, tag))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
+        """Post a ``recv`` from any rank."""
         return self._message("recv", tensors[0], None, tag, "recv_anysource", (tensors, tag))
 
 
 def _define_flat_calls() -> None:
-    """Add the calls on one flat tensor under each name that a supported torch gives them."""
+    """Add the calls on one flat tensor, under each name that a supported torch uses."""
 
     def gather_one(name: str) -> Callable[..., dist.Work]:
         def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work:
@@ -402,7 +425,10 @@ def _define_flat_calls() -> None:
 
 
 def _leave_recorder_out() -> None:
-    """Torch's own recorder, since 2.15, asks C++ for the name of a group, which a group written in Python has not."""
+    """Skip watched groups in torch's flight recorder.
+
+    Since 2.15 it asks C++ for the name of a group, and a group written in Python has none there.
+    """
     attach = getattr(distributed_c10d, "_maybe_attach_flight_recorder", None)
     if attach is None:
         return
@@ -417,4 +443,4 @@ def _leave_recorder_out() -> None:
 
 _define_flat_calls()
 _leave_recorder_out()
-uncompiled(WatchedGroup)  # with them
+uncompiled(WatchedGroup)  # after all methods are defined

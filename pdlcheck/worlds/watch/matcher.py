@@ -1,7 +1,7 @@
-"""Which operations of the ranks belong together, and when they do not fit.
+"""The matching of the ranks' operations, and the detection of operations that do not fit.
 
-Pure bookkeeping on signatures: the simulated world feeds it from its rank threads, the process world from the
-announcements that its ranks send, so both give the same verdicts.
+It works on signatures only. The simulated world feeds it from its rank threads, and the process world from the
+signatures that its ranks send, so both give the same verdicts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Match", "Matcher"]
 
 
 class Match(NamedTuple):
-    """Operations that form one collective (in group order) or one message (send, recv); ``keys`` are the callers'."""
+    """The operations of one collective, in group order, or of one message (send, recv), with the callers' ``keys``."""
 
     signatures: tuple[Signature, ...]
     keys: tuple[Hashable, ...]
@@ -32,52 +32,59 @@ class _Posted(NamedTuple):
 
 
 class Matcher:
-    """Collects the operations that the ranks post and pairs them.
+    """The operations that the ranks have posted, matched as they arrive.
 
     Collectives meet by (group, number of the collective in the group); messages by (group, source, destination, tag)
-    in the order posted, as MPI and gloo do.
+    in the order posted, as in MPI and gloo.
     """
 
     def __init__(self) -> None:
         self._collectives: dict[tuple[str, int], dict[int, _Posted]] = defaultdict(dict)
-        # those that cannot be, as their ranks differ; whom one of them names and who is not there yet
+        # collectives whose ranks disagree, with the ranks that one of them names and that are still missing
         self._spoiled: dict[tuple[str, int], set[int]] = {}
         self._orders = Orders()
         self._sends: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)  # (group, dst, tag)
         self._recvs: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)
 
     def post(self, signature: Signature, key: Hashable) -> Match | None:
-        """Add an operation; return what it completes.
+        """Add an operation; return the match that it completes, if any.
+
+        Args:
+            signature: the operation.
+            key: returned in the match.
 
         Raises:
-            CollectiveMismatch: all ranks of the collective are there, and their arguments do not fit, or they make
-                equal calls in another order; a message does not fit its buffer.
+            CollectiveMismatch: all ranks of a collective are there and their arguments do not fit, or the ranks make
+                equal calls in another order, or a message does not fit its buffer.
         """
         posted = _Posted(signature, key)
         return self._post_p2p(posted) if signature.is_p2p else self._post_collective(posted)
 
     def spoils(self, signature: Signature) -> bool:
-        """Whether a collective that is posted cannot be: ranks differ that are there already."""
+        """Return whether a posted collective cannot complete, because the ranks that have posted it disagree."""
         return (signature.group, signature.seq) in self._spoiled and not signature.is_p2p
 
     def verdict(self) -> CollectiveMismatch | None:
-        """On the first collective that cannot be, by the ranks that are there; None if there is no such one."""
+        """Return the error of the first collective whose posted signatures disagree; None if there is none."""
         return next((_verdict(self._collectives[place]) for place in self._spoiled), None)
 
     def missing(self, signature: Signature) -> tuple[int, ...]:
-        """Global ranks that a waiting operation still needs; for a receive from any rank, all others."""
+        """Return the global ranks that a waiting operation still needs: all other ranks for a receive from any rank."""
         if signature.is_p2p:
             if signature.peer >= 0:
                 return (signature.peer,)
             return tuple(rank for rank in signature.members if rank != signature.rank)
         place = signature.group, signature.seq
         there = self._collectives.get(place, {})
-        if place in self._spoiled:  # ranks may differ in who takes part
+        if place in self._spoiled:  # the ranks may disagree about the members
             return tuple(sorted(self._spoiled[place]))
         return tuple(rank for rank in signature.members if rank not in there)
 
     def is_complete(self, signature: Signature) -> bool:
-        """Whether all are there that a spoiled collective needs; asked by each rank that waits in it, at each turn."""
+        """Return whether all ranks that a spoiled collective needs are there.
+
+        Each rank that waits in the collective calls this at each turn.
+        """
         return not self._spoiled[signature.group, signature.seq]
 
     def _post_collective(self, posted: _Posted) -> Match | None:
@@ -104,7 +111,7 @@ class Matcher:
     def _agrees(self, arriving: Signature, there: Mapping[int, _Posted]) -> bool:
         others = iter(there.values())
         if arriving.op != "all_to_all" and not arriving.is_new_group:
-            others = islice(others, 1)  # else they need not be equal to agree, and another one may agree with some
+            others = islice(others, 1)  # the other ops may agree without being equal: compare all
         return all(fits(other.signature, arriving) for other in others)
 
     def _post_p2p(self, posted: _Posted) -> Match | None:

@@ -1,7 +1,7 @@
-"""The order in which a tensor's elements lie in memory: backends add and move memory, and do not look at strides.
+"""The order of a tensor's elements in memory: backends add and move memory, and ignore strides.
 
-Where two tensors of one operation have other orders, as one that is contiguous and one in ``channels_last``, elements
-meet that do not belong together, and nothing else tells.
+If two tensors of one operation have different orders, as with a contiguous one and one in ``channels_last``, the wrong
+elements are combined, and no other check detects it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pdlcheck.worlds.watch.operation import Operation, Part
 __all__ = ["memory_order", "orders_between_ranks", "refuse_mixed_orders"]
 
 _strided = torch.strided
-_BETWEEN_RANKS = frozenset({"all_reduce", "broadcast", "reduce", "reduce_scatter", "scatter"})  # else by copies
-_OF_LISTS = frozenset({"reduce_scatter", "scatter"})  # gloo makes one tensor of the others, and moves that
+_BETWEEN_RANKS = frozenset({"all_reduce", "broadcast", "reduce", "reduce_scatter", "scatter"})  # other ops make copies
+_OF_LISTS = frozenset({"reduce_scatter", "scatter"})  # gloo copies the listed tensors into one and moves that
 _ALL_TO_ALL = frozenset({"all_to_all_single", "alltoall_base"})
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest, those of one element left out; empty if they are in order."""
+    """Return the dimensions from the slowest to the fastest, without those of size 1; empty if they are in order."""
     if tensor.layout is not _strided or tensor.is_contiguous():
         return ()
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
@@ -31,7 +31,7 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def orders_between_ranks(op: str, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """What must agree between ranks; empty where all are in order, or where it does not matter."""
+    """Return the memory orders that must agree between ranks; empty if all are in order or the order is irrelevant."""
     if op not in _BETWEEN_RANKS:
         return ()
     for tensor in tensors:
@@ -42,10 +42,10 @@ def orders_between_ranks(op: str, tensors: Sequence[Tensor]) -> tuple[tuple[int,
 
 
 def refuse_mixed_orders(part: Part, operation: Operation) -> None:
-    """Check that what an operation moves between tensors of one rank lies in one order.
+    """Check that the tensors between which an operation moves data on one rank have one memory order.
 
     Raises:
-        RuntimeError: it does not.
+        RuntimeError: the orders differ.
     """
     op, method = operation.signature.op, operation.method
     if method in _OF_LISTS:

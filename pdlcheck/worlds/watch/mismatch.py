@@ -1,4 +1,4 @@
-"""Do ranks that meet in one operation mean the same thing?"""
+"""The comparison of the signatures of ranks that meet in one operation."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _MUST_AGREE = (
     ("orders", "the order of elements in memory"),
 )
 
-# all of these, and what says that two operations meet, lie side by side: one comparison does where nothing differs
+# these fields are adjacent, with those by which operations meet: one comparison suffices if nothing differs
 _AT_ONCE = slice(Signature._fields.index("op"), Signature._fields.index("peer"))
 
 
 def fits(there: Signature, arriving: Signature) -> bool:
-    """Whether two members of one collective mean the same thing."""
+    """Return whether the signatures of two members of one collective agree."""
     if there[_AT_ONCE] != arriving[_AT_ONCE]:
         return mismatch([there, arriving]) is None
     return arriving.op != "all_to_all" or _split_mismatch(there, arriving) is None
 
 
 def mismatch(there: Sequence[Signature]) -> CollectiveMismatch | None:
-    """Compare those members of one collective that are there; None if they mean the same thing.
+    """Compare the members of one collective that are there; return None if they agree.
 
-    Those that fewer ranks mean come first, of as many those of the lowest rank: the words do not depend on who came
-    first, and where one rank differs from all others, it is the first that they name.
+    The value that the fewest ranks have comes first; of equal numbers, the value of the lowest rank. So the message
+    does not depend on the order of arrival. If one rank differs from all others, the message names it first.
     """
     there = sorted(there)  # by rank
     for name, words in _MUST_AGREE:
@@ -50,14 +50,14 @@ def mismatch(there: Sequence[Signature]) -> CollectiveMismatch | None:
 
 
 def _sides(name: str, there: Sequence[Signature]) -> list[list[Signature]]:
-    """The members by what they have, fewest first."""
+    """Return the members grouped by their value, the smallest group first."""
     sides: dict[Any, list[Signature]] = {}
     if name == "op" and all(one.makes_group_of_itself for one in there):
         return [[*there]]  # such groups never communicate, so every backend accepts them
     for one in there:
         value = getattr(one, name)
         sides.setdefault(_without_ones(value) if name == "shapes" else value, []).append(one)
-    return sorted(sides.values(), key=len)  # of as many, the lowest rank's are first already
+    return sorted(sides.values(), key=len)  # stable: among equal sizes the lowest rank's group stays first
 
 
 def _differ(name: str, words: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:
@@ -85,7 +85,7 @@ def _differ(name: str, words: str, sides: Sequence[Sequence[Signature]]) -> Coll
 
 
 def _without_ones(shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Shapes that differ in dimensions of one element, such as ``()`` and ``(1,)``: backends count elements alone."""
+    """Return the shapes without dimensions of size 1, because backends only count elements: ``()`` equals ``(1,)``."""
     return tuple(tuple(size for size in shape if size != 1) for shape in shapes)
 
 
@@ -96,7 +96,7 @@ def _order(signature: Signature, at: int) -> str:
 
 def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:
     if any(len(splits) != len(signature.members) for signature in (one, other) for splits in signature.splits):
-        return None  # torch refuses it on the rank itself
+        return None  # torch raises on the rank itself
     for sender, receiver in ((one, other), (other, one)):
         sent = sender.splits[0][sender.members.index(receiver.rank)]
         taken = receiver.splits[1][receiver.members.index(sender.rank)]
@@ -111,7 +111,7 @@ def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | No
 
 
 def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:
-    """A message fits its buffer when dtype and number of elements agree; the shape may differ."""
+    """Compare a message and its buffer: dtype and number of elements must agree, the shape may differ."""
     for words, sent, taken in (
         ("the dtype", send.dtypes[0], recv.dtypes[0]),
         ("the number of elements", send.numel, recv.numel),

@@ -1,8 +1,8 @@
-"""What the user calls a tensor at the call that communicates it: ``a``, ``grads['w1']``, ``model.fc1.weight``.
+"""The user's name for a tensor at the call that communicates it: ``a``, ``grads['w1']``, ``model.fc1.weight``.
 
-Ranks have no common identity for their tensors. Their programs do have common names: the variable of one function
-that holds the tensor, the place of a list or dict, the path of a parameter in its module. Where no variable holds the
-tensor, the text of the call stands for it.
+Ranks have no common identity for their tensors, but their programs have common names: the variable of a function that
+holds the tensor, its place in a list or dict, the path of a parameter in its module. If no variable holds the tensor,
+the text of the call serves as its name.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
 _CONTAINERS = frozenset({dict, list, tuple})
 _PLAIN = frozenset({str, int, bool, float, type(None)})
-_DEPTH = 2  # lists in dicts are, as an optimizer keeps its parameters
-_CALLS = 4096  # remembered
+_DEPTH = 2  # enough for lists in dicts, in which an optimizer keeps its parameters
+_CALLS = 4096  # the number of cached calls
 _CHECKS = os.path.join(str(Path(__file__).parents[2]), "checks") + os.sep
 
 
@@ -38,8 +38,8 @@ class Name(NamedTuple):
 
     Args:
         text: the name, as a person would write it.
-        function: whose name it is, ``train.py step``.
-        where: the line that is under way in that function, ``train.py:12``.
+        function: the function that uses the name, ``train.py step``.
+        where: the line that the function is executing, ``train.py:12``.
     """
 
     text: str
@@ -48,16 +48,17 @@ class Name(NamedTuple):
 
 
 def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
-    """Return the user's line, as :func:`~pdlcheck.worlds.watch.user_line` does, every name of ``tensor``, and the line
-    that called the function of the first, if a user's did.
+    """Return the user's line, every name of ``tensor``, and the user's line that called the function of the first line.
 
-    The names are those of the innermost user functions; in a callback of a future, its own alone, as it is a matter of
-    time which functions it interrupts. So a callback that torch itself gave to a future, as its hooks for DDP do, has
-    no names. Both come of one walk over the frames: it is a large part of what an operation costs.
+    The line is the one that :func:`~pdlcheck.worlds.watch.user_line` returns. The caller is empty if no user code
+    called that function. The names are those in the innermost user functions. In a callback of a future only its own
+    names count, because the functions that it interrupts depend on timing. So a callback that torch itself gave to a
+    future, as its hooks for DDP do, has no names. One walk over the frames finds all three, because it is a large part
+    of the cost of an operation.
     """
     line, caller, names, wanted = "", "", [], FRAMES if tensor is not None else 0
     in_wrapper = ""
-    seeks = True  # the caller
+    seeks = True  # seek the caller
     directory = here()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (wanted or seeks or not line):
@@ -89,7 +90,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
 
 
 def _in_scope(wanted: object, scope: Mapping[str, Any]) -> Iterator[str]:
-    """The variables that hold the object, and their places in lists and dicts; those of ``self`` too."""
+    """Yield the variables that hold the object, and its places in lists and dicts; include attributes of ``self``."""
     for name, value in scope.items():
         if value is wanted:
             yield name
@@ -101,7 +102,7 @@ def _in_scope(wanted: object, scope: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _in_container(wanted: object, container: Any, depth: int) -> Iterator[str]:
-    """The places that hold the object: ``['w1']``, ``[0][3]``."""
+    """Yield the places that hold the object: ``['w1']``, ``[0][3]``."""
     if len(container) > _ITEMS:
         return
     pairs = enumerate(container.items() if type(container) is dict else zip(range(_ITEMS), container, strict=False))
@@ -113,13 +114,16 @@ def _in_container(wanted: object, container: Any, depth: int) -> Iterator[str]:
 
 
 def _place(key: object, place: int) -> str:
-    """A key in brackets. One whose text may take long, differ among ranks, or ask a tensor for its values, has none."""
+    """Return a key in brackets.
+
+    A key is replaced by its type and position if its text may be slow to make, differ among ranks, or read a tensor.
+    """
     parts = key if type(key) is tuple else (key,)
     return f"[{key!r}]" if all(type(part) in _PLAIN for part in parts) else f"[<{type(key).__name__} {place}>]"
 
 
 def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
-    """``model.fc1.weight.grad`` for the argument ``p.grad``, where the loop's ``p`` is a parameter of ``model``."""
+    """Yield ``model.fc1.weight.grad`` for the argument ``p.grad`` if ``p`` of a loop is a parameter of ``model``."""
     root, dot, rest = argument.partition(".")
     parameter = frame.f_locals.get(root)
     if not isinstance(parameter, Parameter):
@@ -140,14 +144,14 @@ def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
 
 
 def _from_text(frame: FrameType, call: _Call) -> list[str]:
-    """No variable of the frame is the tensor: what the call under way says, read from the source only then."""
+    """Return names from the source of the call, which is read only if no variable of the frame holds the tensor."""
     text, argument = call.source
     found = list(_parameter(frame, argument)) if argument else []
     return found or ([text] if text else [])
 
 
 class _Call:
-    """One call of a function, the same each time that the function comes there."""
+    """One call in a function; the same object each time that the function reaches the call."""
 
     def __init__(self, frame: FrameType, directory: str) -> None:
         path = short(frame.f_code.co_filename)
@@ -160,9 +164,9 @@ class _Call:
 
     @cached_property
     def source(self) -> tuple[str, str]:
-        """The call as written, in ast's spelling, and its first argument, if that is a name or an attribute of one.
+        """Return the text of the call in ast's spelling, and its first argument if that is a name or a name's attribute.
 
-        Both are empty where the source is not to be had.
+        Both are empty if the source is not available.
         """
         nothing = "", ""
         positions = list(self.code.co_positions())
@@ -183,11 +187,11 @@ class _Call:
         return ast.unparse(call), _variable(call.args[0]) if call.args else ""
 
 
-_calls: dict[tuple[int, int], _Call] = {}  # by the id of the code, which the call keeps alive: its hash takes longer
+_calls: dict[tuple[int, int], _Call] = {}  # by the id of the code, which the call keeps alive: hashing is slower
 
 
 def _call_of(frame: FrameType, directory: str) -> _Call:
-    """The call that is under way in a frame."""
+    """Return the call that a frame is executing."""
     place = id(frame.f_code), frame.f_lasti
     call = _calls.get(place)
     if call is None or call.directory != directory:

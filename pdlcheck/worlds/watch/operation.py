@@ -1,4 +1,4 @@
-"""One c10d call of one rank: what it announces, its tensors, and how to hand it to a real group."""
+"""One c10d call of one rank: its signature, its tensors, and the call to make on a real group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Operation", "Part"]
 
 
 class Part(NamedTuple):
-    """Tensors of one collective; a coalesced call has several parts.
+    """The tensors of one collective; a coalesced call has several parts.
 
     ``inputs`` and ``outputs`` hold one tensor, or one for each member in group order, or none:
     all_reduce, broadcast, reduce 1 -> the same 1; all_gather 1 -> W; reduce_scatter W -> 1; gather 1 -> W on the root;
@@ -25,9 +25,10 @@ class Part(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """``method`` and ``args`` are the call as torch made it, so that a real process group can be given the same.
+    """One call with its signature and tensors.
 
-    ``is_async``: whoever makes the call may do something else before it waits.
+    ``method`` and ``args`` are the call as torch made it, so that a real process group can get the same call.
+    ``is_async``: the caller may do other work before it waits.
     """
 
     signature: Signature

@@ -1,12 +1,12 @@
-"""Ranks that make the same calls in another order, where operation, shape and dtype of the calls are equal.
+"""Detection of ranks that make equal calls (same operation, shape and dtype) in different orders.
 
-Nothing in the data stops such ranks: each call meets a partner that fits, and the values are mixed up. What tells is
-what the ranks call their tensors. Two ranks may well call the tensors of one collective differently, when they reach
-it from two branches. But when rank 0 reduced ``a`` with rank 1's ``b``, and then ``b`` with rank 1's ``a``, they meant
-the same calls and made them in another order.
+The data does not stop such ranks: each call meets a partner that fits, and the values are mixed up. Only the names of
+the tensors reveal it. Two ranks may use different names for the tensors of one collective, if they reach it from two
+branches. But when rank 0 reduced ``a`` with rank 1's ``b``, and then ``b`` with rank 1's ``a``, they meant the same
+calls and made them in different orders.
 
-Taking turns looks alike: ``all_reduce(mine if rank == turn else zeros)`` for turn 0, 1, ... So two tensors between
-which a condition on the rank decides count as one.
+Taking turns looks the same: ``all_reduce(mine if rank == turn else zeros)`` for turn 0, 1, ... So two tensors count as
+one if a condition on the rank chooses between them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pdlcheck.worlds.words import who
 
 __all__ = ["Orders"]
 
-_MEMORY = 64  # collectives with differing names that are remembered for a pair of ranks
+_MEMORY = 64  # collectives with different names that are kept for a pair of ranks
 
 
 class _Meeting(NamedTuple):
     """One collective in which two ranks had different names for their tensors."""
 
     signatures: tuple[Signature, Signature]
-    names: tuple[frozenset[Name], frozenset[Name]]  # those of each rank that the other does not have
+    names: tuple[frozenset[Name], frozenset[Name]]  # the names of each rank that the other does not have
 
     def find(self, side: int, name: tuple[str, str]) -> Name | None:
         return next((own for own in self.names[side] if own[:2] == name), None)
@@ -41,15 +41,18 @@ _Crossing = tuple[_Meeting, Name, Name, _Meeting, Name, Name]
 
 
 class Orders:
-    """Remembers which names met, for each group and kind of call."""
+    """The pairs of names that met, for each group and kind of call."""
 
     def __init__(self) -> None:
         self._met: dict[object, deque[_Meeting]] = defaultdict(lambda: deque(maxlen=_MEMORY))
 
     def met(self, signatures: Sequence[Signature]) -> CollectiveMismatch | None:
-        """Take note of one complete collective; ``signatures`` in group order.
+        """Record one complete collective; return the error if ranks have made equal calls in different orders.
 
-        Each rank is compared with the first: ranks that differ from each other differ from that one, some of them.
+        Each rank is compared with the first: if any two ranks differ, at least one of them differs from the first.
+
+        Args:
+            signatures: those of all ranks, in group order.
         """
         first = signatures[0]
         known = {name[:2] for name in first.names}
@@ -73,15 +76,16 @@ class Orders:
 
 
 def _kind(first: Signature, other: Signature) -> object:
-    """The calls that two ranks may make in another order without a trace."""
+    """Return a key for the calls that two ranks can exchange undetected."""
     return first.group, first.op, first.reduce_op, first.root, first.shapes, first.dtypes, other.rank
 
 
 def _not_among(names: Sequence[Name], others: Sequence[Name]) -> frozenset[Name]:
-    """Those that the other rank does not have.
+    """Return the names that the other rank does not have.
 
-    They are in order, from the innermost function outwards, and end after FRAMES of them. Two ways to one call, of
-    which one is a function longer, so differ in the outermost name: that says nothing, as the other rank's may follow.
+    Names are in order, from the innermost function outwards, and end after FRAMES functions. If two paths lead to one
+    call and one path is a function longer, the outermost names differ. That proves nothing, because the other rank's
+    name may follow beyond the limit.
     """
     known = {name[:2] for name in others}
     if len({name.function for name in others}) >= FRAMES:
@@ -91,9 +95,9 @@ def _not_among(names: Sequence[Name], others: Sequence[Name]) -> frozenset[Name]
 
 
 def _crossing(meetings: Sequence[_Meeting]) -> _Crossing | None:
-    """Find a collective where rank r used ``x`` and rank s ``y``, both of which the other rank used elsewhere.
+    """Find a collective where rank r used ``x`` and rank s ``y``, and each rank used the other's name elsewhere.
 
-    A name counts when both ranks have used it equally often: the same calls, made in another order.
+    A name counts if both ranks have used it equally often: then they made the same calls in different orders.
     """
     balance: Counter[tuple[str, str]] = Counter()
     for meeting in meetings:
@@ -106,7 +110,7 @@ def _crossing(meetings: Sequence[_Meeting]) -> _Crossing | None:
             if again is None:
                 continue
             there = other.find(0, y[:2]) or min(other.names[0], default=again)
-            if _takes_turns(x, y, there, again):  # so do the functions that the branches call
+            if _takes_turns(x, y, there, again):  # then the functions that the branches call also take turns
                 crossing = None
                 break
             if crossing is None and not (balance[x[:2]] or balance[y[:2]]):
@@ -124,7 +128,10 @@ def _takes_turns(x: Name, y: Name, there: Name, again: Name) -> bool:
 def _error(
     one: _Meeting, x: Name, y: Name, other: _Meeting, there: Name, again: Name, *, sides: Sequence[Sequence[int]]
 ) -> CollectiveMismatch:
-    """``sides``: the ranks that agree with the first, and those that do not, the fewer of them first."""
+    """Return the error.
+
+    ``sides``: the ranks that agree with the first rank, and those that do not; the smaller group comes first.
+    """
     first, second = sorted((one, other), key=lambda meeting: meeting.signatures[0].seq)
     words = [(x, y), (there, again)] if first is one else [(there, again), (x, y)]
     call = first.signatures[0]

@@ -1,7 +1,6 @@
-"""Calls that no backend carries out: each rank is told when it makes one, before it meets another rank.
+"""Calls that no backend carries out: a rank gets the error when it makes the call, before it meets another rank.
 
-A rank that is told later, when the tensors move, is one of several: the others would go on with outputs that nobody
-has written.
+If the error came later, when the tensors move, the other ranks would go on with outputs that were never written.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _BITWISE = ("BAND", "BOR", "BXOR")
 _NOT_OF_COMPLEX = ("MAX", "MIN", "PRODUCT")
 _OF_SOME_DTYPES = ("AVG", *_BITWISE, *_NOT_OF_COMPLEX)
 _FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
-_NOT_ADDED = {torch.uint16, torch.uint32, torch.uint64} | _FLOAT8  # torch has no arithmetic for them, and gloo none
-_LISTS = {  # what a collective takes as a list
+_NOT_ADDED = {torch.uint16, torch.uint32, torch.uint64} | _FLOAT8  # neither torch nor gloo has arithmetic for them
+_LISTS = {  # the lists of tensors that a collective takes
     "all_gather": ("outputs",),
     "all_to_all": ("inputs", "outputs"),
     "gather": ("outputs",),
@@ -36,7 +35,8 @@ def refuse(operation: Operation) -> None:
     """Check the arguments of an operation on one rank.
 
     Raises:
-        RuntimeError: the type that torch's own backends raise; a layout that they do not move is a NotImplementedError.
+        RuntimeError: the type that torch's own backends raise.
+        NotImplementedError: torch's own backends do not move tensors of this layout.
     """
     _refuse_memory(operation)
     signature = operation.signature
@@ -52,9 +52,9 @@ def refuse(operation: Operation) -> None:
 
 
 def _refuse_memory(operation: Operation) -> None:
-    """Check the memory that the tensors of an operation take.
+    """Check the memory that the tensors of an operation use.
 
-    Overlap is that of the gradient of ``sum()``: gloo takes its memory for as long as its shape says, and writes
+    The elements of the gradient of ``sum()`` share memory. gloo expects as much memory as the shape needs, and writes
     beyond the end.
 
     Raises:
@@ -99,7 +99,7 @@ def _refuse_lists(part: Part, signature: Signature) -> None:
         tensors = getattr(part, name)
         if len(tensors) != size:
             raise RuntimeError(f"{op} needs {size} {name}, one for each rank of the group, got {len(tensors)}")
-    inputs = part.inputs[own : own + 1] if op == "reduce_scatter" else part.inputs  # the others' may be of any length
+    inputs = part.inputs[own : own + 1] if op == "reduce_scatter" else part.inputs  # the others may have any length
     if len({tensor.shape for tensor in (*inputs, *part.outputs)}) > 1 and op != "all_to_all":
         gives, takes = _shapes("input", inputs), _shapes("output", part.outputs)
         cure = "" if op == "reduce_scatter" else "; pad tensors whose sizes differ between ranks, and cut them after it"
@@ -107,7 +107,10 @@ def _refuse_lists(part: Part, signature: Signature) -> None:
 
 
 def _refuse_shared(part: Part, signature: Signature) -> None:
-    """Of what goes to one rank and what comes from another: some is received before the rest has been sent."""
+    """Raise if the input for one rank and the output from another share memory.
+
+    Some data arrives before the rest has been sent, and would overwrite it.
+    """
     inputs, outputs = ([*map(_place, tensors)] for tensors in part)
     if {storage for storage, _ in inputs}.isdisjoint({storage for storage, _ in outputs}):
         return
@@ -123,7 +126,10 @@ def _refuse_shared(part: Part, signature: Signature) -> None:
 
 
 def _place(tensor: Tensor) -> tuple[int, range]:
-    """Its storage, and which bytes of that it takes; none where it is strided, and may take each second."""
+    """Return the storage of a tensor, and the range of bytes that it uses.
+
+    The range is empty if the tensor is not contiguous, because it may use only some bytes of a range.
+    """
     begin, nbytes = tensor.storage_offset() * tensor.element_size(), tensor.numel() * tensor.element_size()
     return tensor.untyped_storage()._cdata, range(begin, begin + nbytes * tensor.is_contiguous())
 
@@ -134,7 +140,7 @@ def _overlap(one: tuple[int, range], other: tuple[int, range]) -> bool:
 
 
 def _shapes(name: str, tensors: Sequence[Tensor]) -> str:
-    """``an input of (2,)``, ``outputs of (2,), (3,)``."""
+    """Return a phrase such as ``an input of (2,)`` or ``outputs of (2,), (3,)``."""
     who = f"{name}s" if len(tensors) > 1 else f"an {name}"
     return f"{who} of {', '.join(sorted({str(tuple(x.shape)) for x in tensors}))}"
 

@@ -1,4 +1,4 @@
-"""What one rank announces about one operation, and how a person reads it."""
+"""The signature of one operation of one rank, and its text in reports."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ _DEFAULT_GROUP = "0"  # torch's name for the first group of a process
 
 
 def key_among(name: str, among: str) -> str:
-    """What ranks of a group meet by: others may have a group of that name, if ``among`` says who has this one."""
+    """Return the key by which the ranks of a group meet.
+
+    Another default group may have a group of the same name; ``among`` names the ranks of this one's.
+    """
     return f"{name}@{among}" if among else name
 
 
 class Signature(NamedTuple):
-    """One c10d operation of one rank, without its data; small and picklable, and soon made.
+    """One c10d operation of one rank, without its data; small, picklable and fast to create.
 
     Args:
         rank: global rank that posts it.
-        op: the field's name: ``all_reduce``, ``send``, ...; of a new group with its ranks, ``new_group(0, 2)``.
-        group: name of the process group.
+        op: the field's name: ``all_reduce``, ``send``, ...; for a new group with its ranks, ``new_group(0, 2)``.
+        group: key of the process group.
         members: global ranks of the group, in group order.
         seq: number of this collective in the group, counted on this rank from 0; -1 for send and recv.
-        shapes, dtypes: of the tensors that must agree between the ranks (or of the message).
-        orders: in which their dimensions lie in memory, where that must agree, too; empty if all are contiguous.
-        reduce_op: ``SUM``, ``MAX``, ...; empty where nothing is reduced.
+        shapes: shapes of the tensors that must agree between the ranks, or of the message.
+        dtypes: dtypes of the same tensors.
+        orders: order of their dimensions in memory, if that must agree, too; empty if all are contiguous.
+        reduce_op: ``SUM``, ``MAX``, ...; empty without a reduction.
         root: global rank of the source or destination of a rooted collective, -1 without one.
         peer: global rank at the other end of a send or recv; -1 for a receive from any source.
-        tag: of a send or recv.
-        splits: rows for (to) and from each member, for all_to_all.
+        tag: tag of a send or recv.
+        splits: number of elements to each member and from each member, for all_to_all.
         where: the user's source line, ``file.py:12``.
-        names: what the user calls the first tensor.
-        caller: the user's line that called the function of ``where``; empty if none did.
+        names: the user's names for the first tensor.
+        caller: the user's line that called the function of ``where``; empty if no user code did.
     """
 
     rank: int
@@ -60,19 +64,22 @@ class Signature(NamedTuple):
 
     @property
     def is_p2p(self) -> bool:
+        """Return whether the operation is a send or a receive."""
         return self.op in P2P
 
     @property
     def is_new_group(self) -> bool:
+        """Return whether the operation makes a group."""
         return self.op.startswith(NEW_GROUP)
 
     @property
     def makes_group_of_itself(self) -> bool:
-        """The rank makes a group of which it is the only member."""
+        """Return whether the rank makes a group of which it is the only member."""
         return self.op == f"{NEW_GROUP}({self.rank})"
 
     @property
     def numel(self) -> int:
+        """Return the number of elements of all tensors together."""
         total = 0
         for shape in self.shapes:
             size = 1
@@ -82,7 +89,7 @@ class Signature(NamedTuple):
         return total
 
     def __str__(self) -> str:
-        """``all_reduce(SUM) of float32 (3,) in group 0 of ranks 0-3, call 2, at train.py:12``."""
+        """Return ``all_reduce(SUM) of float32 (3,), default group (ranks 0-3), collective 2, at train.py:12``."""
         text = self._call()
         if self.op == "send":
             text += f" to rank {self.peer}"
@@ -102,7 +109,7 @@ class Signature(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """``all_reduce(SUM) of float32 (3,)``."""
+        """Return ``all_reduce(SUM) of float32 (3,)`` and the like."""
         return self._call() + (f" of {self._tensors()}" if self.shapes else "")
 
     def _call(self) -> str:
@@ -110,7 +117,7 @@ class Signature(NamedTuple):
 
     @property
     def group_text(self) -> str:
-        """``the default group``, or the name of another one, with its ranks."""
+        """Return ``default group``, or the name of another group, with the ranks."""
         name = self.group.partition("@")[0]
         name = "default group" if name in ("", _DEFAULT_GROUP) else f"group {name}"
         return f"{name} (ranks {spans(self.members)})"
@@ -121,25 +128,28 @@ class Signature(NamedTuple):
 
 
 class Callers:
-    """The lines that communicate for several callers, as those of a wrapper do."""
+    """The source lines that communicate for several callers, such as the line of a wrapper."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
         self._shared: set[str] = set()
 
     def note(self, signature: Signature) -> None:
-        """An operation is posted."""
+        """Record a posted operation."""
         where, caller = signature.where, signature.caller
         if caller and self._first.setdefault(where, caller) != caller:
             self._shared.add(where)
 
     def told(self, signature: Signature) -> str:
-        """In words; with its caller where others have come from the same line by another way."""
+        """Return the text of a signature, with its caller if several callers have reached the same line."""
         return f"{signature}, called at {signature.caller}" if signature.where in self._shared else str(signature)
 
 
 def told_apart(signatures: Iterable[Signature]) -> dict[int, str]:
-    """Each in words, by rank; with its caller where others come from the same line by another way, as by a helper."""
+    """Return the text of each signature, by rank.
+
+    The text includes the caller if the ranks reached the same line through different callers, as in a helper function.
+    """
     ways: dict[str, set[str]] = {}
     signatures = list(signatures)
     for one in signatures:

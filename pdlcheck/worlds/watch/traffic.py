@@ -1,4 +1,4 @@
-"""Bytes and messages of a run, by rank, peer and operation."""
+"""The bytes and messages of a run, by rank, peer and operation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["Count", "Traffic", "nbytes_of", "payload_of"]
 
 
 class Count(NamedTuple):
-    """``calls``: sends, or collectives of all members together; ``messages`` and ``nbytes``: what they moved."""
+    """The counts of one kind of operation.
+
+    ``calls``: sends, or collectives, each counted once for all members; ``messages`` and ``nbytes``: what they moved.
+    """
 
     calls: int
     messages: int
@@ -25,11 +28,11 @@ class Count(NamedTuple):
 
 
 class Traffic:
-    """What was sent in one run.
+    """The messages and bytes sent in one run.
 
-    A message counts once its send has met its receive. A collective has no messages of its own in the API: it counts
-    as the messages of a stated algorithm (:mod:`pdlcheck.clock.rounds`; all_reduce: a ring). ``op="send"`` are the
-    messages of the program, exactly; ``op="all_reduce"`` those of the model.
+    A message counts once its send has met its receive. A collective has no messages of its own in the API, so it counts
+    as the messages of a stated algorithm (:mod:`pdlcheck.clock.rounds`; all_reduce: a ring). ``op="send"`` gives the
+    exact messages of the program; ``op="all_reduce"`` gives those of the model.
 
     Example:
         >>> from pdlcheck.primitives import ring_all_reduce
@@ -46,7 +49,7 @@ class Traffic:
         self._collectives: Counter[tuple[str, tuple[int, ...], int, Payload]] = Counter()
 
     def count(self, operations: Sequence[Operation]) -> None:
-        """Take operations that have met: a send and its receive, or a collective in group order."""
+        """Count matched operations: a send and its receive, or a collective in group order."""
         signature = operations[0].signature
         if signature.op == "send":
             sent = operations[0].parts[0].inputs[0]
@@ -55,7 +58,7 @@ class Traffic:
             self._collectives[signature.op, signature.members, signature.root, payload_of(operations)] += 1
 
     def sent_bytes(self, rank: int | None = None, *, peer: int | None = None, op: str | None = None) -> int:
-        """Bytes that ``rank`` sent to ``peer`` by operations ``op``; each of them may be left out, and is then any.
+        """Return the bytes that ``rank`` sent to ``peer`` by operations ``op``; an argument left out stands for any.
 
         Raises:
             ValueError: there is no such rank, or no such operation (a message is a ``send``).
@@ -63,16 +66,16 @@ class Traffic:
         return sum(nbytes for _, nbytes in self._chosen(rank, peer, op))
 
     def received_bytes(self, rank: int | None = None, *, peer: int | None = None, op: str | None = None) -> int:
-        """Bytes that ``rank`` received from ``peer``; as :meth:`sent_bytes`."""
+        """Return the bytes that ``rank`` received from ``peer``; the arguments are as in :meth:`sent_bytes`."""
         return sum(nbytes for _, nbytes in self._chosen(peer, rank, op))
 
     def messages(self, rank: int | None = None, *, peer: int | None = None, op: str | None = None) -> int:
-        """Messages that ``rank`` sent to ``peer``; as :meth:`sent_bytes`."""
+        """Return the number of messages that ``rank`` sent to ``peer``; the arguments are as in :meth:`sent_bytes`."""
         return sum(messages for messages, _ in self._chosen(rank, peer, op))
 
     @cached_property
     def by_operation(self) -> dict[str, Count]:
-        """For each kind of operation that took place, by name."""
+        """Return the counts of each kind of operation that took place, by name."""
         calls = Counter({"send": self._sends.total()})
         for (op, *_), times in self._collectives.items():
             calls[op] += times
@@ -84,7 +87,7 @@ class Traffic:
 
     @cached_property
     def flows(self) -> dict[tuple[int, int, str], tuple[int, int]]:
-        """``(src, dst, op) -> (messages, bytes)``."""
+        """Return ``(src, dst, op) -> (messages, bytes)``."""
         flows: dict[tuple[int, int, str], tuple[int, int]] = {}
 
         def add(src: int, dst: int, op: str, messages: int, nbytes: int) -> None:
@@ -114,7 +117,7 @@ class Traffic:
         return f"<Traffic of {self.world_size} ranks: {self.messages()} messages, {self.sent_bytes()} bytes>"
 
     def __str__(self) -> str:
-        """Two tables: by operation, and by rank."""
+        """Return two tables: by operation, and by rank."""
         lines = [f"{'operation':<18}{'calls':>8}{'messages':>10}{'bytes':>14}"]
         for op, (calls, messages, nbytes) in self.by_operation.items():
             name = f"{op} ({ALGORITHMS[op]})" if op in ALGORITHMS else op
@@ -128,9 +131,9 @@ class Traffic:
 
 
 def payload_of(operations: Sequence[Operation]) -> Payload:
-    """The bytes of a collective, as :mod:`pdlcheck.clock.rounds` wants them.
+    """Return the bytes of a collective in the form that :mod:`pdlcheck.clock.rounds` takes.
 
-    Of a sum of sparse tensors, of which ranks may have different numbers of places, those of one rank.
+    In a sum of sparse tensors, ranks may have different numbers of elements; the number of the first rank counts.
     """
     first = operations[0]
     op, parts = first.signature.op, first.parts
@@ -152,7 +155,7 @@ def _is_known(op: str) -> bool:
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """The bytes that a tensor's elements take; of a sparse one, those of its indices and values."""
+    """Return the bytes of a tensor's elements; for a sparse tensor, those of its indices and values."""
     if tensor.layout == torch.sparse_coo:
         return nbytes_of(tensor._indices()) + nbytes_of(tensor._values())
     return tensor.numel() * tensor.element_size()

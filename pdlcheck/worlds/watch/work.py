@@ -1,4 +1,4 @@
-"""What the handles of watched operations have in common, whoever carries the operations out."""
+"""The common part of the handles of watched operations, in every world."""
 
 from __future__ import annotations
 
@@ -14,81 +14,87 @@ from pdlcheck.worlds.watch.operation import Operation
 
 __all__ = ["FROM_CALLBACK", "WatchedFuture", "WatchedWork", "is_limit"]
 
-FROM_CALLBACK = "Got the following error when running the callback"  # as torch's futures begin what they wrap
+FROM_CALLBACK = "Got the following error when running the callback"  # the prefix that torch's futures use
 
 
 def is_limit(timeout: Any) -> bool:
-    """Does a wait end after ``timeout``? torch passes zero for none."""
+    """Return whether a wait ends after ``timeout``; torch passes zero for no limit."""
     return isinstance(timeout, timedelta) and timeout > timedelta(0)
 
 
 @uncompiled
 class WatchedWork(dist.Work):
-    """The handle of an operation; a subclass says how to wait, and when the outcome is known."""
+    """The handle of an operation; a subclass defines how to wait, and when the outcome is final."""
 
     def __init__(self, operation: Operation) -> None:
         super().__init__()
         self.operation = operation
-        self._source = -1  # place in the group of the rank that a message came from
+        self._source = -1  # the sender's number in the group
         self._future: WatchedFuture | None = None
 
     def synchronize(self) -> None:
+        """Wait for the operation."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
+        """Return the output tensors of the operation."""
         operation = self.operation
         if operation.signature.op == "all_to_all" and isinstance(operation.args[0], torch.Tensor):
-            return [operation.args[0]]  # whole, whose pieces are the outputs
+            return [operation.args[0]]  # the whole tensor; the outputs are its pieces
         return [tensor for part in operation.parts for tensor in part.outputs]
 
     def source_rank(self) -> int:
+        """Return the number in the group of the rank that sent the message."""
         return self._source
 
     def _source_rank(self) -> int:
         return self._source
 
     def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the operation's result."""
         future = self._future
         if future is None:
             future = self._future = WatchedFuture(self)
             if self._is_settled():
                 self._settle_future()
             elif torch._C._current_graph_task_id() != -1:
-                # DDP's reducer will block on this future in C++, where nobody sees it: wait here first
-                if torch._C._current_autograd_node() is None:  # the pass is over: its callbacks run, this is one
+                # DDP's reducer will block on this future in C++, where no world detects it: wait here first
+                if torch._C._current_autograd_node() is None:  # in a callback, after the backward pass
                     self.synchronize()
                 else:
                     torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
         return future
 
     def _is_settled(self) -> bool:
-        """True once it is known that the operation goes, or that it never will."""
+        """Return True once it is certain that the operation completes, or that it never will."""
         raise TypeError(f"{type(self).__name__} must say when an operation is settled")
 
     def _settle_future(self) -> None:
-        """See to it that the future of a settled operation is resolved."""
+        """Make sure that the future of a settled operation is resolved."""
         raise TypeError(f"{type(self).__name__} must resolve the future of an operation")
 
 
 @uncompiled
 class WatchedFuture(torch.futures.Future[Any]):
-    """A future whose ``wait`` is the operation's own."""
+    """A future whose ``wait`` waits for the operation."""
 
     def __init__(self, work: WatchedWork) -> None:
         super().__init__()
         self._work = work
 
     def wait(self) -> Any:
+        """Wait for the operation and return the value."""
         self._work.wait()
         return super().wait()
 
     def done(self) -> bool:
-        """Whoever polls lets the operation go on, as with ``is_completed`` of the work."""
+        """Return whether the future is done; a poll lets the operation go on, as ``is_completed`` of the work does."""
         if not super().done():
             self._work.is_completed()
         return super().done()
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+        """Return a future of the callback's result."""
         following = _FollowingFuture(self._work)
 
         def follow(future: torch.futures.Future[Any]) -> None:
@@ -103,7 +109,10 @@ class WatchedFuture(torch.futures.Future[Any]):
 
 @uncompiled
 class _FollowingFuture(WatchedFuture):
-    """What a callback returns: its ``wait`` is the operation's own first, whose error the callback may have taken."""
+    """A future of a callback's result.
+
+    Its ``wait`` first waits for the operation. The callback may have handled the error of the operation already.
+    """
 
     def wait(self) -> Any:
         try:

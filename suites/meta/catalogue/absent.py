@@ -245,4 +245,5 @@ def saves_shards_on_rank_0(right):
         return weight.full_tensor().tolist()  # blocks
     return None
 
+
 # ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

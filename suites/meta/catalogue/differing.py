@@ -180,4 +180,5 @@ def vocabulary_of_another_size(right):
     model = DistributedDataParallel(nn.Embedding(words, 2))  # raises
     return model.module.weight.tolist()
 
+
 # ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

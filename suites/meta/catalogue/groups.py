@@ -127,4 +127,5 @@ def sub_group_on_some_of_its_ranks(right):
         dist.all_reduce(x)
     return x.item()
 
+
 # ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -347,4 +347,5 @@ def accumulates_into_gradients_under_way(right):
     work.wait()
     return weight.grad.tolist()
 
+
 # ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

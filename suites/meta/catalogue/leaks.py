@@ -113,4 +113,5 @@ def overlapped_over_the_end_of_the_loop(right):
     if right:
         pending.wait()
 
+
 # ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -178,4 +178,5 @@ def object_list_of_another_length(right):
         dist.recv_object_list(objects, 0)  # differs
     return objects
 
+
 # ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -1,4 +1,4 @@
-"""How much memory PageRank takes at its peak: no more than is said before it begins, and not much less."""
+"""The peak memory of PageRank: at most the amount that it states before it begins, and not much less."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drawn(num_nodes, num_edges, weighted):
 
 
 def measured(program, *arguments):
-    """What a program in a process of its own prints: numbers. What is freed goes back to the system at once."""
+    """Return the numbers that a program prints in its own process, where freed memory returns to the system at once."""
     command = [sys.executable, "-c", MEASURING + program, *map(str, arguments)]
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
@@ -92,7 +92,7 @@ DENSE_WAYS = {"pagerank_v2(graph, iterations=2)": 8, "pagerank_v3(graph, iterati
 @pytest.mark.parametrize("call", DENSE_WAYS)
 def test_dense_ways_take_no_more_than_was_said_and_not_much_less(call):
     few_edges, many_edges = measured(ONE_WAY, call, *(3000, 2, 0), *(100, 2_000_000, 1))
-    room = 1 << 24  # of the library of matrices
+    room = 1 << 24  # allowance for the matrix library
     assert DENSE_WAYS[call] * 3000**2 / 2 <= few_edges <= DENSE_WAYS[call] * 3000**2 + room
     said = DENSE_WAYS[call] * 100**2 + 2_000_000 * memory.DENSE.per_weighted_edge
     assert said / 2 <= many_edges <= said
@@ -129,7 +129,7 @@ for k in range(0, len(sizes), 4):
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_over_ranks_it_takes_no_more_than_was_said_and_not_much_less(world_size):
-    """All ranks together, of a graph whose edges are anywhere, leave one node, and enter one."""
+    """The limit is for all ranks together, on graphs whose edges are anywhere, leave one node, or enter one node."""
     shapes = [(*shape, given) for shape, given in zip([SHAPES["nodes"], *SHAPES.values()], (3, 0, 0, 0), strict=True)]
     taken = measured(OVER_RANKS, world_size, *(size for shape in shapes for size in shape))
     for k, (num_nodes, num_edges, weighted, given) in enumerate(shapes):
@@ -162,7 +162,7 @@ def test_many_vectors_take_no_more_than_was_said_and_not_much_less(count, weight
     rng = np.random.default_rng(0)
     ids, vectors = rng.integers(0, 1 << 16, (2, 1 << 20)), rng.random((count, 1 << 16))
     graph = Graph(*ids, 1 << 16, rng.random(1 << 20) if weighted else None)
-    pagerank_many(([0, 1], [1, 0]), [None])  # what is compiled is no graph's
+    pagerank_many(([0, 1], [1, 0]), [None])  # compiles before the measurement
     tracemalloc.start()
     try:
         pagerank_many(graph, vectors, tol=1e-12, dangling=vectors[0])
@@ -175,9 +175,9 @@ def test_many_vectors_take_no_more_than_was_said_and_not_much_less(count, weight
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_ranks_of_edges_in_arrays_take_at_most_12_bytes_an_edge(kind):
-    """Above the arrays, with 16 edges for each node: the layout and the vectors. A Graph has its own ids besides."""
+    """The limit covers layout and vectors above the arrays, with 16 edges a node; a Graph also has its own ids."""
     src, dst = np.random.default_rng(0).integers(0, 1 << 17, (2, 1 << 21)).astype(kind)
-    pagerank((src[:100], dst[:100]))  # what is compiled is no graph's
+    pagerank((src[:100], dst[:100]))  # compiles before the measurement
     tracemalloc.start()
     try:
         assert pagerank((src, dst), tol=1e-8).converged

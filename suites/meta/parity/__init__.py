@@ -1,7 +1,7 @@
-"""Programs that end in the same way on simulated ranks and on processes, and those that one world alone takes.
+"""Programs that end alike on simulated ranks and on processes, and programs that only one of these worlds accepts.
 
-A program is a function that returns plain values, or tensors if it trains. One that is added to a file of this folder
-takes part by that alone.
+A program is a function that returns plain values, or tensors if it trains. A function that is added to a file of this
+folder is tested automatically.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _programs(*modules):
     ]
 
 
-# program -> what gloo raises
+# program -> error on gloo
 ONLY_SIM = {
     collectives.all_gather_into_a_stack: (RuntimeError, "invalid tensor size at index 0"),
     collectives.all_gather_of_scalars_into_one: (RuntimeError, "invalid tensor size at index 0"),
@@ -46,15 +46,15 @@ ONLY_SIM = {
     reductions.short_integers: (RuntimeError, "Invalid scalar type"),
 }
 
-# program -> what sim raises
+# program -> error on sim
 ONLY_GLOO = {messages.send_to_oneself_that_nobody_waits_for: (LeakedWork, "4 operations were left behind")}
 
-# program -> what sim raises, what gloo raises
+# program -> error on sim, error on gloo
 BOTH_REFUSE = {
     messages.receive_from_oneself: ((Deadlock, "4 of 4 are blocked"), (RuntimeError, "state_ >= CONNECTED")),
 }
 
-# program -> why the worlds give other results
+# program -> reason for different results
 _COLUMNS = "gloo takes the memory of a tensor that is not contiguous for one row; sim follows the strides"
 DIFFERENT = {
     collectives.all_reduce_of_a_column: _COLUMNS,
@@ -63,14 +63,14 @@ DIFFERENT = {
     collectives.scatter_of_columns: _COLUMNS,
 }
 
-# program -> what the backends make of that which torch says nothing about
+# program -> the backends' behaviour where torch defines none
 LEFT_OPEN = {
     reductions.maxima_and_minima_of_nan: "a NaN that does not come first is lost; each backend has an order of its own",
     reductions.reduce_in_place_on_every_rank: "gloo leaves partial sums on other ranks than the destination, sim NaN",
 }
 
-# program -> what ranks of MPI raise
-_GLOO_ALONE = (ValueError, "monitored_barrier is only implemented for GLOO")  # torch looks at the backend's name
+# program -> error on ranks of MPI
+_GLOO_ALONE = (ValueError, "monitored_barrier is only implemented for GLOO")  # torch checks the backend's name
 _DENSE = (NotImplementedError, "the mpi backend moves dense tensors")
 NOT_ON_MPI = {
     collectives.barriers: _GLOO_ALONE,

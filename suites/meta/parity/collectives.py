@@ -1,4 +1,4 @@
-"""Collectives: each form of each call, roots other than 0, the dtypes, what is asynchronous."""
+"""Collectives: each form of each call, roots other than 0, the dtypes, asynchronous operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broadcast_of_every_dtype():
 
 
 def collectives_of_shapes_that_differ_in_ones():
-    """A loss without dimensions here, of one element there: what counts is the number of elements."""
+    """Reduce a loss without dimensions here, and of one element there: only the number of elements counts."""
     odd = dist.get_rank() % 2
     total = torch.ones(()) if odd else torch.ones(1)
     dist.all_reduce(total)
@@ -61,7 +61,7 @@ def all_gather_coalesced():
 
 
 def methods_of_a_group():
-    """As its overloads have them: a tensor, and what the options hold one by one."""
+    """Call the group's methods by their overloads: with one tensor, and with the options as separate arguments."""
     group, rank, limit = dist.group.WORLD, dist.get_rank(), timedelta(seconds=30)
     x, y, z = _mine(), _mine(), _mine()
     group.allreduce(x).wait()
@@ -79,7 +79,7 @@ def methods_of_a_group():
     group.reduce_scatter(product, [_mine() + i for i in range(4)], dist.ReduceOp.PRODUCT).wait()
     group.alltoall_base(dealt, _mine(4), [], [], timeout=limit).wait()
     group.barrier(timeout=limit).wait()
-    ours = [summed] * (rank == 1) + [largest] * (rank == 3)  # elsewhere they hold what the backend left there
+    ours = [summed] * (rank == 1) + [largest] * (rank == 3)  # on other ranks they hold backend-specific leftovers
     return _told(x, y, z, sent, *ours, *everyone, *gathered, part, product, dealt)
 
 
@@ -93,19 +93,19 @@ def all_to_all_single_with_splits_of_any_kind():
 
 
 def futures_of_all_to_all_single():
-    """They hold the whole output."""
+    """Return the values of futures; they hold the whole output."""
     seen = []
     for out, splits in ((torch.zeros(8), []), (torch.zeros(4, 2), [1] * 4)):
         work = dist.all_to_all_single(out, _mine(8).view(out.shape), splits, splits, async_op=True)
         value = work.get_future().then(lambda future: _told(*future.value())).wait()
         work.wait()
-        with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        with warnings.catch_warnings(action="ignore"):  # deprecated
             seen += [value, _told(*work.result()), work.result()[0].data_ptr() == out.data_ptr()]
     return seen
 
 
 def all_to_all_single_of_one_row():
-    """Without splits it is the elements that are dealt out."""
+    """Exchange without splits: the elements are distributed, not the rows."""
     out, flat = torch.zeros(1, 8), torch.zeros(8)
     dist.all_to_all_single(out, _mine(8).view(1, 8))
     dist.all_to_all_single(flat, _mine(8).view(2, 4))

@@ -1,4 +1,4 @@
-"""How what two worlds give for one program is compared."""
+"""The comparison of two worlds' results for one program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import COARSE, collectives, refusals
 
 __all__ = ["name", "of_this_torch", "on_both", "refuses", "same_weights"]
 
-OTHERWISE = {  # program -> whether it ends otherwise with this torch
+OTHERWISE = {  # program -> whether it behaves differently with this torch
     collectives.all_to_all_of_lists: torch.__version__ < (2, 13),  # gloo had no such operation
     refusals.group_with_a_rank_twice: torch.__version__ < (2, 13),  # gloo waited for ever
     refusals.bf16_hook_without_nccl: dist.is_nccl_available(),
@@ -22,7 +22,7 @@ def of_this_torch(programs):
 
 
 def on_both(worlds, program):
-    """What every rank returns; the text, so that 1, 1.0 and True differ and nan equals itself."""
+    """Return the text of every rank's result, so that 1, 1.0 and True differ and nan equals itself."""
     values = [world.run(program, world_size=4) for world in worlds]
     assert any(value is not None for value in values[0]), "the program returns nothing"
     return [[repr(value) for value in of_world] for of_world in values]
@@ -46,7 +46,7 @@ def refuses(world, program, refusal):
 
 
 def same_weights(program, simulated, real):
-    """Assert that two worlds end a training alike."""
+    """Check that two worlds end a training with the same weights."""
     # sums of four gradients in another order, a few steps: a few units in the last place of float32
     tolerance = {"rtol": COARSE.get(program, 1e-6), "atol": COARSE.get(program, 1e-6) / 2}
     for ours, theirs in zip(simulated, real, strict=True):

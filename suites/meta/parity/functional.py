@@ -150,7 +150,7 @@ def dtensor_with_a_gradient():
 
 
 def dtensors_of_sizes_that_do_not_divide():
-    """What torch plans for a mesh and placements depends on the sizes that the rank's shards have."""
+    """Redistribute tensors; torch's plan for a mesh and placements depends on the sizes of the rank's shards."""
     mesh, draws, told = init_device_mesh("cpu", (2, 2)), random.Random(3), []
     for _ in range(20):
         shape = [draws.choice([1, 2, 3, 5, 7]) for _ in range(draws.choice([1, 2]))]

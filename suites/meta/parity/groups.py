@@ -1,4 +1,4 @@
-"""Process groups and meshes: which ranks, in which order, made how, and what the store holds."""
+"""Process groups and meshes: their ranks, the order of ranks, ways to make them, and the contents of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of Python, pickled by torch."""
+"""Python objects, pickled by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reduce-op on the dtypes that it is for; small whole numbers, so the order of adding cannot matter."""
+"""Every reduce-op on the dtypes that it supports; small integers, so that the order of addition cannot matter."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def bitwise_xor():
 
 
 def sums_of_sparse_tensors():
-    """Places that one rank has, that two have, none at all; elements of one number and of several; seen twice."""
+    """Sum sparse tensors.
+
+    They have places of one rank, of two, none, and repeated ones; elements of one number and of several.
+    """
     rank, seen = dist.get_rank(), []
     for places in ([rank], [rank // 2, 3], [], [3 - rank, 3 - rank]):
         for dtype, shape in ((torch.float64, (0,)), (torch.int64, (2,)), (torch.float32, ())):
@@ -107,14 +110,14 @@ def sum_of_halves_by_reduce_scatter():
 
 
 def reduce_in_place_on_every_rank():
-    """What it leaves on ranks that are not its destination."""
+    """Return the values that a reduce leaves on every rank, also on those that are not its destination."""
     x = torch.arange(8.0) + dist.get_rank()
     dist.reduce(x, 2)
     return x.tolist()
 
 
 def maxima_and_minima_of_nan():
-    """Rank 1's; the others' are numbers."""
+    """Reduce a NaN of rank 1 and numbers of the others."""
     seen = []
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
         x = torch.full((8,), float("nan") if dist.get_rank() == 1 else dist.get_rank() + 1.0)

@@ -1,4 +1,4 @@
-"""The programs that end in the same way on simulated ranks and on gloo do so on ranks of MPI."""
+"""The programs that end alike on simulated ranks and on gloo also do so on ranks of MPI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .comparing import name, of_this_torch, on_both, refuses, same_weights
 
 pytestmark = [needs_mpi, pytest.mark.filterwarnings("ignore")]  # torch renames functions from release to release
 
-# MPI does as simulated ranks do where gloo differs
+# where gloo differs, MPI behaves like simulated ranks
 AS_SIMULATED = [program for program in (*SAME, *DIFFERENT, *ONLY_SIM) if program not in NOT_ON_MPI]
 
 

@@ -1,4 +1,4 @@
-"""The same programs end in the same way on simulated ranks and on processes."""
+"""The same programs end alike on simulated ranks and on processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAULTY = [*DEADLOCKS, *(program for _, program in MISMATCHES)]
 
 @pytest.fixture(scope="module")
 def worlds():
-    # torch names some groups by how many were made before: each program begins with none
+    # torch numbers some group names by the groups made before, so each program begins without any
     both = get_world("sim"), get_world("gloo", isolation="reinit")
     yield both
     for world in both:

@@ -1,4 +1,4 @@
-"""Training with torch's own wrappers; each program returns the weights that it ends with."""
+"""Training with torch's own wrappers; each program returns its final weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own use of torch.jit
+    warnings.simplefilter("ignore")  # torch itself uses torch.jit
     from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 
 
 class _Branches(nn.Module):
-    """A model with a layer that a step may leave out."""
+    """A model with a layer that a step may skip."""
 
     def __init__(self):
         super().__init__()

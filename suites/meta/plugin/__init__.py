@@ -1,1 +1,1 @@
-"""The pytest plugin from outside: verdicts, fixtures, output, limits, and other plugins."""
+"""Tests of the pytest plugin from outside: verdicts, fixtures, output, limits, and other plugins."""

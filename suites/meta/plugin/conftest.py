@@ -1,4 +1,4 @@
-"""Sessions on sim and gloo, and what their reports say where worlds differ."""
+"""Sessions on sim and gloo, and the sections of their reports where worlds differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# the inner runs forget the modules that they import: what keeps state must be there before
+# Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated
 import pdlcheck.worlds.simulated.own_globals.cause  # noqa: F401
@@ -21,7 +21,7 @@ REPORT = re.compile(r"^_+ (\S.*?) _+$\n((?:.|\n)*?)(?=^_{5,} \S.* _{5,}$|^={5,})
 
 @pytest.fixture
 def run_on_both(pytester):
-    """Write a test file beside the programs, run it on both worlds, return the result and the sections by test."""
+    """Return a function that runs a test file on both worlds, and returns the result and the sections by test."""
 
     def run(source, *options, worlds="sim,gloo"):
         shutil.copy(Path(shared_globals.__file__), pytester.path / "train.py")

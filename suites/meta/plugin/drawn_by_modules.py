@@ -1,4 +1,4 @@
-"""A test file that draws numbers when it is imported; run by ranks that are forked and by ranks that are launched."""
+"""A test file that draws numbers at import, for forked and for launched ranks."""
 
 from __future__ import annotations
 

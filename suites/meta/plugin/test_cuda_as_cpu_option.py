@@ -1,4 +1,4 @@
-"""The option ``--cuda-as-cpu``, its ini value, and the line that names it where it is missing."""
+"""The option ``--cuda-as-cpu``, its ini value, and the hint that names it when it is missing."""
 
 from __future__ import annotations
 

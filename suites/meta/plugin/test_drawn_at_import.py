@@ -1,4 +1,4 @@
-"""What test files draw when they are imported: other numbers on each rank, the same in a replay, a warning on sim."""
+"""Numbers that test files draw at import: different on each rank, equal in a replay, with a warning on sim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdlcheck.harness.collection import drawn_at_import
 from ..conftest import HEAD
 from . import drawn_by_modules
 
-SHOWN = ("-W", "default")  # the inner runs are in this process, where warnings are errors
+SHOWN = ("-W", "default")  # inner runs share this process, where warnings are errors
 DRAWS = {
     "torch": "X = torch.rand(2).tolist()",
     "numpy.random": "X = numpy.random.rand(2).tolist()",
@@ -21,7 +21,7 @@ DRAWS = {
     "torch by a model": "X = torch.nn.Linear(2, 1)",
     "torch by a parameter": "X = pytest.mark.parametrize('p', [torch.rand(1)])",
 }
-SEEDED = {  # a stream that one file has seeded is seeded in those after it
+SEEDED = {  # a stream that one file has seeded stays seeded in later files
     "own generators": "X = torch.rand(2, generator=torch.Generator().manual_seed(1)), "
     "numpy.random.default_rng(1).random(), random.Random(1).random()",
     "forked": "with torch.random.fork_rng():\n    torch.manual_seed(3)\n    X = torch.rand(1)",
@@ -57,10 +57,10 @@ def test_on_new_ranks(rank):
 
 @pytest.fixture(autouse=True)
 def streams_as_in_a_new_process(monkeypatch):
-    """Tests before these may have seeded them; the inner runs are in this process."""
+    """Reset streams that earlier tests may have seeded, because the inner runs share this process."""
     before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     torch.seed(), random.seed()
-    numpy.random.set_state(numpy.random.RandomState().get_state())  # its seed() would keep the place in the state
+    numpy.random.set_state(numpy.random.RandomState().get_state())  # its seed() would keep the position in the state
     monkeypatch.setattr(drawn_at_import, "_began", random.getstate())
     yield
     random.setstate(before[0])
@@ -120,7 +120,7 @@ def test_ranks_draw_the_same_again_whatever_was_imported_before_and_others_by_an
     run(WRITES, "--isolation", "fresh")
     run(WRITES, "--pdl-seed", "1")
     lines = written.read_text().split("\n")[:-1]
-    assert len(lines) == 8  # in each run, by the first ranks and by those that came after them
+    assert len(lines) == 8  # in each run one line by the first ranks and one by their successors
     assert len(set(lines[:6])) == 1
     assert len(set(lines)) == 2
 

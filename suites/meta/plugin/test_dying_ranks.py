@@ -1,4 +1,4 @@
-"""What pytest shows of a rank that could hardly tell."""
+"""The report of a rank that could hardly send one."""
 
 from __future__ import annotations
 

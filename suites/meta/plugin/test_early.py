@@ -1,4 +1,4 @@
-"""Items that begin on their ranks while the item before is reported: which do, and that nobody sees a difference."""
+"""Items that begin on their ranks while the item before is reported: which ones do, and that reports do not differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pytest_runtest_protocol(item): return (yield)
 
 @pytest.fixture
 def begun(monkeypatch):
-    """The names of the items that began early."""
+    """Return the names of the items that began early."""
     names, honest = [], Pool.begin
 
     def begin(self, key, *args, **more):
@@ -201,7 +201,7 @@ def test_after_a_hang(rank): dist.barrier()
 
 @pytest.fixture
 def reports(run, pytester):
-    """Run the files; what the controller reported of each phase, and the order in which the ranks came to things."""
+    """Return a function that runs the files, and returns the reports and the order of events on each rank."""
 
     def reports(**files):
         (pytester.path / "order").unlink(missing_ok=True)

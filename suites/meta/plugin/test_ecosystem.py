@@ -1,4 +1,4 @@
-"""pdlcheck beside other plugins and tools of pytest's users."""
+"""The plugin of pdlcheck beside other plugins and tools of pytest's users."""
 
 from __future__ import annotations
 
@@ -201,14 +201,14 @@ def test_bad(rank): assert rank == 0
 @W
 def test_worse(rank): assert rank == 1
 """
-    pytester.makepyfile(HEAD + source)  # with the cache, which `run` leaves out
+    pytester.makepyfile(HEAD + source)  # with the cache, which `run` disables
     pytester.runpytest_inprocess("--world", "gloo", "--sw").assert_outcomes(passed=1, failed=1)
     pytester.runpytest_inprocess("--world", "gloo", "--lf").assert_outcomes(failed=1, deselected=0)
 
 
 @pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_pytest_benchmark_tells_what_each_rank_has_measured(run, pytester, monkeypatch, world):
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in whose sessions it measures nothing
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in xdist workers pytest-benchmark measures nothing
     result = run(
         """
 pytestmark = W

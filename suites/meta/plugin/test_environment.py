@@ -1,4 +1,4 @@
-"""Environment variables that a rank sets are its own; those of wider fixtures are everybody's."""
+"""Environment variables that a rank sets are its own; those of wider fixtures hold on every rank."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_a_wider_fixture_sets_all_see(run, world):
 
 
 def test_rpc_on_simulated_ranks_is_told_with_the_cure(run):
-    """torch keeps one worker for a process, in C++."""
+    """The RPC agent of torch exists once a process, in C++."""
     source = (
         "from torch.distributed import rpc\n@W\ndef test_it(rank): rpc.init_rpc(str(rank), rank=rank, world_size=2)\n"
     )

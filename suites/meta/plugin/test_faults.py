@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-# the inner runs forget the modules that they import: what keeps state must be there before
+# Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.faults
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated  # noqa: F401

@@ -1,4 +1,4 @@
-"""Fixtures in which ranks wait for one another, and those that hang."""
+"""Fixtures in which ranks wait for one another, and fixtures that hang."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_after(meets): pass
     result = run(source, world=world)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*time.sleep(60)*"])
-    tests = 2 if world == "sim" else 1  # simulated ranks have all set up what the hanging one has; others are killed
+    tests = 2 if world == "sim" else 1  # simulated ranks have all set up; processes are killed
     assert sorted((pytester.path / "torn-down").read_text()) == sorted("01" * tests)
 
 
@@ -219,6 +219,6 @@ def test_a_hint_that_is_kept_with_the_error_of_a_fixture_is_given_once(run, pyte
         "@pytest.fixture(scope='session', autouse=True)\ndef all_there(): dist.barrier()\n"
     )
     source = "".join(f"@W\ndef test_{number}(tmp_path): pass\n\n" for number in range(3))
-    result = run(source, "-rN", world="sim")  # a summary would say it again, in full where CI is set
+    result = run(source, "-rN", world="sim")  # without the summary, which repeats it, in full if CI is set
     result.assert_outcomes(errors=3)
     assert result.stdout.str().count("set up once for all simulated ranks: let ranks") == 3

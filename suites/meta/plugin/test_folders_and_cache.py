@@ -1,4 +1,4 @@
-"""Temporary folders of ranks, their own and the one that they share, and the cache, which is that of the session."""
+"""Temporary folders of ranks, their own and the shared one, and the cache, which belongs to the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks start no processes for ranks, and simulated ones no simulated ones; a file that they import may start some."""
+"""Ranks start no processes for ranks, and simulated ranks no simulated ones; a file that they import may start some."""
 
 from __future__ import annotations
 

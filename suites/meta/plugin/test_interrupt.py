@@ -1,4 +1,4 @@
-"""Ctrl-C in a pytest run: it says where each rank is, and takes no seconds to say what pytest says of it."""
+"""Ctrl-C in a pytest run: it reports where each rank is, and does not delay pytest's own report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def interrupted(pytester: pytest.Pytester) -> pytest.Pytester:
 
 @pytest.fixture(autouse=True)
 def sigint_is_on(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C raises, also where a shell started this in the background and so had it ignored."""
+    """Make Ctrl-C raise, even if a shell disabled it for background processes."""
     pytester.makepyfile(sigint_is_on="import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n")
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
 
@@ -116,7 +116,7 @@ def test_long(rank, process):
 
 
 def _press(pytester, times, waits, *options):
-    """Press Ctrl-C while rank 1 waits; return the result, once no process of a rank is left."""
+    """Press Ctrl-C while rank 1 waits; return the result after all rank processes have ended."""
     pytester.makeconftest(PRESSED.replace("TIMES", str(times)))
     pytester.makepyfile(test_long=HANGS.replace("WAITS", waits))
     result = pytester.runpytest_subprocess("-p", "sigint_is_on", *options)

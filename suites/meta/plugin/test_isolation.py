@@ -1,4 +1,4 @@
-"""What tests on processes share with one another, and what each of them finds new."""
+"""Tests on processes share some state with one another, and find other state new."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import pytest
 import torch.distributed as dist
 
-import pdlcheck.harness.running.processes  # noqa: F401  # the inner runs forget the modules that they import
+import pdlcheck.harness.running.processes  # noqa: F401  # inner runs forget the modules that they import
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
 
 
 @pytest.fixture(params=[True, False], ids=["watched", "plain"])
-def world(request):  # the plugin has a fixture of that name: this one is not its own
+def world(request):  # replaces the plugin's fixture of this name
     world = ProcessWorld(watch=request.param)
     yield world
     world.close()
 
 
 def describe():
-    """The process, the default group, how many groups there are; and make one group more."""
+    """Make a group; return the process, the name of the group, and the number of groups."""
     group = dist.new_group([0, 1])
     dist.barrier(group)
     return os.getpid(), group.group_name, len(dist.distributed_c10d._world.pg_map)

@@ -1,4 +1,4 @@
-"""What a test enters and does not leave, of torch's modes and their kin, is nothing to the tests after it."""
+"""A mode of torch, or similar state, that a test enters and does not leave has no effect on later tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_fixture_of_the_file_holds(rank, hooks, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sim", "gloo"])
 def test_what_is_left_on_is_nothing_to_others(pytester, name):
-    others = {"test_holds": HOLDS} if name == "gloo" else {}  # what a fixture enters on a process holds, as it did
+    others = {"test_holds": HOLDS} if name == "gloo" else {}  # on a process, state that a fixture enters stays
     pytester.makepyfile(test_leaves=SOURCE, **others)
     result = pytester.runpytest_subprocess("--world", name, "-p", "no:randomly", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2 * 5 * 3 + 2 * len(others))

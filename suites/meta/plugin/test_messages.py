@@ -1,4 +1,4 @@
-"""How many messages a test on processes takes, and that nobody can tell from its report."""
+"""The number of messages that a test on processes takes; no report depends on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = "import pytest\npytestmark = pytest.mark.world_size(2)\n"
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Run a file on gloo, and return its result and the messages that it took."""
+    """Return a function that runs a file on gloo, and returns its result and the messages that it took."""
     outcomes, sent = ProcessRanks.outcomes, []
 
     def counted(self, fn, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""What a newcomer may write that cannot hold: each is an error that names the argument, its value and the cure."""
+"""Invalid tests that a newcomer may write: each is an error that names the argument, its value and the cure."""
 
 from __future__ import annotations
 

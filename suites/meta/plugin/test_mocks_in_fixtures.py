@@ -1,4 +1,4 @@
-"""Patches that fixtures of function scope make are of one simulated rank; those of wider fixtures are of all."""
+"""Patches by fixtures of function scope hold on one simulated rank; patches by wider fixtures hold on all."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_patch_of_a_fixture_is_of_one_rank(run, world):
 
 
 def test_what_a_rank_calls_is_not_what_another_has_called(run):
-    """It was, on simulated ranks: the test passed."""
+    """Regression test: on simulated ranks another rank's call counted, and the test passed."""
     result = run(
         SOURCE
         + """

@@ -1,4 +1,4 @@
-"""Tests that are outside of pytest's root folder, as those of an installed package are, run on rank processes too."""
+"""Tests outside pytest's root folder, such as those of an installed package, also run on rank processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_body(rank, n, wide): assert wide == [rank]
 
 @pytest.fixture
 def environment(tmp_path_factory, monkeypatch):
-    """A virtual environment that has a package with tests, beside which it is imported."""
+    """Return a virtual environment with a package that contains tests."""
     environment = tmp_path_factory.mktemp("environment")
-    (environment / "pyvenv.cfg").write_text("home = /nowhere\n")  # by this pytest knows one, and passes it over
+    (environment / "pyvenv.cfg").write_text("home = /nowhere\n")  # makes pytest skip the folder
     folder = environment / "lib" / "outside_package" / "suites" / "inner"
     folder.mkdir(parents=True)
     for each in (folder, folder.parent, folder.parents[1]):

@@ -1,4 +1,4 @@
-"""pytest's fixtures in ranks that take turns while they use them: each rank has its own, on every world."""
+"""The fixtures of pytest in ranks that take turns while they use them: each rank has its own, on every world."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_function(world):
 
 
 def test_so_it_is_on_ranks_that_a_test_has_made_itself(pytester):
-    """In a process of its own: what follows the patches stays for good."""
+    """A separate process runs them, because the code that tracks the patches stays installed."""
     pytester.makepyfile(
         """
 import colorsys
@@ -442,7 +442,7 @@ def test_after(capsys):
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_what_a_rank_patches_is_not_called_by_what_watches_it(run, world):
-    """On processes a wait napped by the patched ``time.sleep`` five hundred times."""
+    """Regression test: on processes a wait called the patched ``time.sleep`` five hundred times."""
     result = run(
         """
 @W

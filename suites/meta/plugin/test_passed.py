@@ -1,4 +1,4 @@
-"""Hooks of a rank's session that look at reports see those of phases that passed; where there is none, none is made."""
+"""Hooks of a rank's session that read reports get those of passed phases; without such a hook none are made."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The pytest plugin seen from outside: files as a user writes them, run in a pytest of their own on both worlds."""
+"""The pytest plugin from outside: files as a user writes them, run in their own pytest session on both worlds."""
 
 from __future__ import annotations
 
 import pytest
 
-# the inner runs forget the modules that they import: what keeps state must be there before
+# Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.collection.gpu
 import pdlcheck.harness.collection.subjects
 import pdlcheck.harness.running.processes
@@ -18,7 +18,7 @@ WORLDS = ["sim", "gloo"]
 
 @pytest.fixture(params=WORLDS)
 def run(request, pytester):
-    """Write a test file, run it on one world, return the outcome."""
+    """Return a function that writes a test file, runs it on one world, and returns the outcome."""
 
     def run(source, *options):
         pytester.makepyfile(source)
@@ -440,7 +440,7 @@ def test_returns_nothing(rank): pass
 """
     result = run(HEAD + source, "-W", "default")
     result.assert_outcomes(passed=2)
-    assert result.stdout.str().count("PytestReturnNotNoneWarning: ") == 1  # of all ranks
+    assert result.stdout.str().count("PytestReturnNotNoneWarning: ") == 1  # one warning for all ranks
     result.stdout.fnmatch_lines(["*PytestReturnNotNoneWarning: *test_returns[[]*-2] returned <class 'bool'>.*"])
     run(HEAD + source, "-W", "error::pytest.PytestReturnNotNoneWarning").assert_outcomes(passed=1, failed=1)
 

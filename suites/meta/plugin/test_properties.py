@@ -1,10 +1,10 @@
-"""Properties on ranks: examples come from the controller, and what Hypothesis offers holds in their bodies."""
+"""Properties on ranks: the controller draws the examples, and Hypothesis' functions work in their bodies."""
 
 from __future__ import annotations
 
 import pytest
 
-import pdlcheck.harness.reporting.noted  # noqa: F401  # the inner runs forget the modules that they import
+import pdlcheck.harness.reporting.noted  # noqa: F401  # inner runs forget the modules that they import
 
 WORLDS = pytest.mark.parametrize("world", ["sim", "gloo"])
 PROPERTY = """
@@ -163,7 +163,7 @@ def test_property(rank, n):
     result = run(PROPERTY + source, world=world)
     result.assert_outcomes(failed=1)
     told = result.stdout.str().partition("= short test summary info =")[0]
-    assert told.count("was drawn") == 1 + 2  # in the source, and of the smallest example alone
+    assert told.count("was drawn") == 1 + 2  # once in the source, and on each rank for the smallest example only
     result.stdout.fnmatch_lines(["*n=2,", "*rank 0: 2 was drawn", "*rank 1: 2 was drawn", "*rank 1: [[]2]"])
 
 

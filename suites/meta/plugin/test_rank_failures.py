@@ -1,4 +1,4 @@
-"""How the one report tells of failures on rank processes: what, where, on which ranks, without the insides."""
+"""The single report of failures on rank processes: error, place and ranks, without the plugin's own frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures in ranks: when they are set up and torn down, and what a body finds of them."""
+"""Fixtures in ranks: their set-up and tear-down, and their values in a body."""
 
 from __future__ import annotations
 

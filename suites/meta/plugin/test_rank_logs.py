@@ -1,4 +1,4 @@
-"""Logs in a rank, whose handlers are attached once: as pytest shows them, whatever the tests do to logging."""
+"""Logs in a rank, whose handlers are attached once: the same as pytest shows them, for any use of logging in tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 import pytest
 from _pytest.logging import catching_logs
 
-# what keeps state must be there before pytester notes which modules are
+# modules with state must be imported before pytester records the imported modules
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated
 
-HEARS_ALL = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers to the root alone
+HEARS_ALL = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers to the root logger only
 
 SOURCE = """
 import logging, logging.config

@@ -1,4 +1,4 @@
-"""The pytest session in each rank process: the options, hooks and settings of the run hold there."""
+"""The pytest session in each rank process has the options, hooks and settings of the run."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_never(): raise AssertionError("not reached")
 
 def test_a_failed_comparison_is_explained_as_pytest_does_it(run, monkeypatch):
     for name in ("CI", "BUILD_NUMBER"):
-        monkeypatch.delenv(name, raising=False)  # there pytest leaves nothing out
+        monkeypatch.delenv(name, raising=False)  # with these variables pytest shortens nothing
     source = """
 class Coin:
     def __init__(self, cents): self.cents = cents

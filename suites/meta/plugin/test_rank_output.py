@@ -1,4 +1,4 @@
-"""What rank processes print, log, warn of and record, as the user reads it in the one report."""
+"""Output, logs, warnings and properties of rank processes, as users read them in the single report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_dies(rank):
 
 
 def _sections(lines):
-    """Title -> text of each captured section, of the reports in order."""
+    """Return (title, text) of each captured section of the reports, in order."""
     sections, title = [], None
     for line in lines:
         if line.startswith("---"):

@@ -1,4 +1,4 @@
-"""The pytest session in each rank process: what becomes of its verdicts."""
+"""The pytest session in each rank process, and the use of its verdicts."""
 
 from __future__ import annotations
 

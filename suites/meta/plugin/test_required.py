@@ -1,4 +1,4 @@
-"""Options for CI: what is missing is a failure, and the last lines say what ran where."""
+"""Options for CI: a missing requirement is a failure, and the last lines state which tests ran in which world."""
 
 from __future__ import annotations
 

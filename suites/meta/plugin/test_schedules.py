@@ -1,4 +1,4 @@
-"""The marker ``schedules`` and the option ``--schedule``, seen from outside."""
+"""The marker ``schedules`` and the option ``--schedule``, from outside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-# the inner runs forget the modules that they import: what keeps state must be there before
+# Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated
 import pdlcheck.strategies  # noqa: F401
@@ -164,7 +164,7 @@ def test_it(rank, shared_tmp_path):
     ids=["tmp_path", "shared_tmp_path of the caller", "shared_tmp_path"],
 )
 def test_a_schedule_finds_no_file_that_another_has_written(run, pytester, source):
-    """Rank 0 goes first under the first schedule: the file that it leaves would be there for all others."""
+    """Rank 0 runs first under the first schedule, so a file that it left would exist under all others."""
     run(source.replace("LATE", "False")).assert_outcomes(passed=1)
     source = source.replace("LATE", "True").replace("dist.get_rank() == 0", "dist.get_rank() == WRITER")
     for writer in range(2):

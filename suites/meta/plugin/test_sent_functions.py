@@ -1,4 +1,4 @@
-"""Functions that a test sends to ranks rely on what their file did first: its stubs, its environment, its path."""
+"""Functions that a test sends to ranks depend on earlier effects of their file: its stubs, environment and path."""
 
 from __future__ import annotations
 

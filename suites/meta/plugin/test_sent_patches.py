@@ -1,4 +1,4 @@
-"""A ``monkeypatch`` of the controller that a function takes along: each rank's own there, and gone when it ends."""
+"""A controller's ``monkeypatch`` that a function uses on ranks: each rank has its own, which ends with the function."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_is_each_ranks_own_until_the_function_ends(run, pytester, world):
 
 
 def test_a_patch_that_the_user_makes_on_a_process_is_theirs(run):
-    """As in any process: who makes one and does not undo it has it in the next function, too."""
+    """A patch without an undo holds in the next function too, as in any process."""
     run(
         """
 import json

@@ -1,4 +1,4 @@
-"""Settings of torch, numpy and decimal that files and wider fixtures make: they hold on every rank in every test."""
+"""Settings of torch, numpy and decimal in files and wider fixtures hold on every rank in every test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TAKES_BACK = """torch.set_default_dtype(torch.float32)
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """The inner runs are in this process."""
+    """Restore the settings, because the inner runs share this process."""
     import decimal
 
     import numpy
@@ -69,7 +69,7 @@ def as_before():
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_what_conftest_files_set_holds_in_every_test(run, pytester, world):
-    """On simulated ranks it held in none, on processes in the first alone."""
+    """Regression test: they held in no test on simulated ranks, and on processes only in the first."""
     pytester.makeconftest("import decimal, numpy, torch\n" + SETS.replace("\n    ", "\n"))
     source = f"{LOOK}\n{SET}\n{BODIES}"
     result = run(source, world=world, test_more=HEAD + source)

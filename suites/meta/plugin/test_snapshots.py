@@ -1,4 +1,4 @@
-"""What syrupy cannot see of ranks in processes is not deleted by its option."""
+"""Snapshots that syrupy cannot see, because rank processes use them, are not deleted by its option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture ``subject`` with ``--subject``: tests of a contract run on the user's function, others say why not."""
+"""The fixture ``subject`` with ``--subject``: tests of a contract run on the user's function, others give a reason."""
 
 from __future__ import annotations
 

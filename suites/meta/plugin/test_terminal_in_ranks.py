@@ -1,4 +1,4 @@
-"""What conftest files and plugins ask of the terminal in a rank, where nobody reads it."""
+"""Calls of conftest files and plugins to the terminal in a rank, whose output no user reads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def pytest_runtest_setup(item):
 """)
     result = run(ONE + "@W\ndef test_verbosity(reporter): assert reporter.verbosity == 1", "-v", "-rA")
     result.assert_outcomes(passed=2)
-    assert result.stdout.str().count("said by a hook") == 2  # by the hook in the controller
+    assert result.stdout.str().count("said by a hook") == 2  # from the hook in the controller
 
 
 @pytest.mark.slow
 def test_a_writer_that_is_made_when_plugins_are_configured_may_be_used_later(run, pytester):
-    """As pytest-split does: the stream had been closed."""
+    """Regression test: the stream was closed; pytest-split writes like this."""
     pytester.makeconftest("""
 from _pytest.config import create_terminal_writer
 
@@ -82,7 +82,7 @@ def pytest_runtest_makereport(item):
 
 
 def test_a_plugin_that_repeats_tests_has_no_hooks_in_ranks(run, pytester):
-    """As pytest-retry counts outcomes in the hook around a whole test, which ranks do not have."""
+    """The plugin pytest-retry counts outcomes in the hook around a whole test, which ranks do not have."""
     pytester.makepyfile(retry_plugin=PLUGIN)
     pytester.makepyfile(**{"pytest_retry/__init__": "", "pytest_retry/retry_plugin": PLUGIN})
     marked = ONE.replace("@W", "@W\n@pytest.mark.flaky")

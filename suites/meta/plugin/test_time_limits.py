@@ -44,7 +44,7 @@ def test_enough(rank):
 
 @pytest.mark.slow
 def test_the_limits_of_pytest_timeout_are_kept_by_the_ranks(run, pytester):
-    pytester.makeini("[pytest]\ntimeout = 2\ntimeout_method = thread\n")  # this method would end the process
+    pytester.makeini("[pytest]\ntimeout = 2\ntimeout_method = thread\n")  # in a rank this method would end the process
     result = run(LIMITED, new_process=True)
     result.assert_outcomes(passed=2, failed=4)
     result.stdout.fnmatch_lines(

@@ -1,4 +1,4 @@
-"""Fixtures in ranks are torn down wherever a session, its processes or a set-up end early."""
+"""Fixtures in ranks are torn down if a session, its processes or a set-up end early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of a ``unittest.TestCase`` on ranks: what ``TestCase.run`` does around a method, each rank does."""
+"""Methods of a ``unittest.TestCase`` on ranks: each rank does everything that ``TestCase.run`` does around a method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMPORT = "import unittest\n"
 
 @pytest.fixture(params=WORLDS)
 def outcomes(request, run):
-    """Run a file on one world and return what it says."""
+    """Return a function that runs a file on one world and returns its result."""
     return lambda source, *options: run(IMPORT + source, *options, world=request.param)
 
 

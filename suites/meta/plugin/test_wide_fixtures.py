@@ -1,4 +1,4 @@
-"""A session on sim and gloo: a fixture of wide scope that simulated ranks share is named where worlds differ by it."""
+"""A session on sim and gloo: the report names a wide fixture that simulated ranks share if the worlds differ by it."""
 
 from __future__ import annotations
 

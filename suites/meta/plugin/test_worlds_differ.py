@@ -1,4 +1,4 @@
-"""A session on sim and gloo: the report of a test that passes on one alone names the shared globals behind it."""
+"""A session on sim and gloo: the report of a test that passes on only one names the shared globals behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..simulated import shared_globals
 pytestmark = pytest.mark.usefixtures("only_this_file")
 CURE = "pdlcheck_own_globals = train, in an ini file, makes it so in every run."
 
-ON_GLOO = {  # what the ranks hold on processes
+ON_GLOO = {  # results of the ranks on processes
     "counter": [3, 3],
     "cached": [[0], [1]],
     "singleton": [[0.0, 0.0], [1.0, 1.0]],
@@ -407,7 +407,7 @@ def step():
 
 @pytest.fixture
 def framework(pytester, monkeypatch):
-    """A package that is installed and keeps its rank in a module."""
+    """Install a package that keeps its rank in a module."""
     folder = pytester.path / "site-packages" / "framework"
     folder.mkdir(parents=True)
     for name, text in {"__init__": "", "state": STATE, "check": CHECK}.items():

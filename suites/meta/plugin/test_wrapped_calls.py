@@ -1,4 +1,4 @@
-"""Plugins that wrap the call of a test, or call async ones, as those that measure memory or run event loops do."""
+"""Plugins that wrap the call of a test, or call async ones, such as those for memory measurements or event loops."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_plain_leaks(): pass
 
 
 def test_no_plugin_for_async_tests_runs_their_bodies_once_for_all_simulated_ranks(run, pytester):
-    """As that of anyio, which comes before others."""
+    """The plugin of anyio does so, before others."""
     pytester.makeconftest("""
 import asyncio, inspect, pytest
 

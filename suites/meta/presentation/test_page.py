@@ -47,7 +47,7 @@ def browser():
 
 @pytest.fixture
 def page_of(browser, path):
-    """Open the page; at the end, it has asked for nothing but itself, and no script has failed."""
+    """Open the page; at the end, check that it requested only itself and that no script failed."""
     opened = []
 
     def open_page(**settings):
@@ -75,7 +75,7 @@ def column(page, table, number):
 
 
 def table_of(page, title):
-    """A selector of the table of the section with this title."""
+    """Return a selector of the table in the section with this title."""
     return f"section:has(> h2:text-is('{title}')) table.sortable"
 
 

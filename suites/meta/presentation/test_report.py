@@ -1,4 +1,4 @@
-"""``pdlcheck report``: what the three forms say, and what the command refuses."""
+"""``pdlcheck report``: the contents of its three forms, and the arguments that it refuses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Primitives in processes without a world: how they end, fail and restart."""
+"""Tests of primitives in processes without a world: how they end, fail and restart."""

@@ -1,4 +1,4 @@
-"""Under torchrun's elastic restart training goes on from its last checkpoint, on as many workers or on fewer."""
+"""Under torchrun's elastic restart, training resumes from its last checkpoint, on as many workers or on fewer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 class Agent:
-    """A torchrun that trains, and what it and its workers print."""
+    """A torchrun that trains, and the output of it and its workers."""
 
     def __init__(self, folder: Path, name: str, *options: str, pause: float) -> None:
         self.log = folder / f"{name}.log"
@@ -56,7 +56,7 @@ class Agent:
         raise AssertionError(f"{pattern!r} was not printed:\n{self.output}")
 
     def workers(self) -> list[tuple[int, int]]:
-        """Rank and process of every worker that was ever started."""
+        """Return rank and process id of every worker that was ever started."""
         return [(int(rank), int(pid)) for rank, pid in re.findall(r"rank (\d+) of \d+ is process (\d+)", self.output)]
 
     def end(self) -> None:
@@ -70,7 +70,7 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path):
-    """Starts agents, and ends them with all their workers."""
+    """Yield a function that starts agents; end them with all their workers."""
     agents = []
 
     def start(name, *options, pause=0.1):
@@ -83,7 +83,7 @@ def agent(tmp_path):
 
 
 def undisturbed(folder):
-    """The same training on two simulated ranks of this process, which nobody kills: the weights after each step."""
+    """Return the weights after each step of the same training on two simulated ranks, which no kill disturbs."""
     spec = importlib.util.spec_from_file_location("elastic_example", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -95,7 +95,7 @@ def undisturbed(folder):
 
     module.print = note
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as torchrun's workers have: with more, a product may be summed in another order
+    torch.set_num_threads(1)  # as torchrun's workers; with more threads, a product may be summed in another order
     try:
         get_world("sim").run(lambda: module.train(str(folder), STEPS, 4, 0.0), world_size=2)
     finally:
@@ -104,7 +104,7 @@ def undisturbed(folder):
 
 
 def steps_of(output):
-    """(step, rank, world_size, samples, weights) of every step that was taken, in order."""
+    """Return (step, rank, world_size, samples, weights) of every step that was taken, in order."""
     lines = re.findall(r"step (\d+) on rank (\d+) of (\d+): samples \[([\d, ]*)\], weights (\w+)", output)
     return [(int(s), int(r), int(w), [int(i) for i in found.split(",")], digest) for s, r, w, found, digest in lines]
 
@@ -117,7 +117,7 @@ def test_when_a_machine_is_lost_the_others_go_on_with_all_of_the_data(agent):
     options += ["--local-addr", "127.0.0.1", "--max-restarts", "3"]
     soon = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
     second = agent("second", *options, "--rdzv-conf", f"{soon},is_host=0")
-    first = agent("first", *options, "--rdzv-conf", f"{soon},is_host=1")  # it holds the meeting place
+    first = agent("first", *options, "--rdzv-conf", f"{soon},is_host=1")  # it hosts the rendezvous
     second.wait_for(r"step 6 on rank \d of 2")
     second.process.kill()
     os.kill(second.workers()[-1][1], signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_when_a_machine_is_lost_the_others_go_on_with_all_of_the_data(agent):
     assert [step for step, world_size in batches if world_size == 1][-6:] == list(range(8, STEPS))
     for (step, world_size), shards in batches.items():
         order = shard_indices(60, rank=0, world_size=1, epoch=step // 5)[step % 5 * 12 : step % 5 * 12 + 12]
-        if len(shards) == world_size:  # the killed one may not have printed its last
+        if len(shards) == world_size:  # the killed worker may not have printed its last step
             assert sorted(i for shard in shards.values() for i in shard) == sorted(order.tolist())
 
 
@@ -150,7 +150,7 @@ def test_a_sample_of_the_campaign_holds(tmp_path):
 
 
 def test_the_campaign_sees_a_training_that_does_not_go_on_as_it_was(tmp_path, monkeypatch):
-    """Its judge is given jobs in which training starts anew, goes on with other weights, or leaves files."""
+    """The judge gets jobs whose training starts from scratch, resumes with other weights, or leaves files."""
     if not COMMAND.exists():
         pytest.skip("needs ci/: run the suites in a clone of the repository")
     monkeypatch.syspath_prepend(str(ROOT / "ci"))

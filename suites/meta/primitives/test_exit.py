@@ -1,4 +1,4 @@
-"""A process that trained with the primitives ends its group wholly, so that its interpreter can exit."""
+"""A process that trained with the primitives ends its group completely, so that its interpreter can exit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def threads_left(program, folder):
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder / "store")], capture_output=True, text=True, timeout=120
     )
-    assert done.returncode in (0, -6), done.stderr  # -6: what threads that were left can do to it
+    assert done.returncode in (0, -6), done.stderr  # -6: remaining threads can abort the process
     return [name for name in ("gloo_tcp_loop", "pt_gloo_runloop") if name in done.stdout]
 
 

@@ -1,4 +1,4 @@
-"""Plain processes of gloo, without a world: a rank that fails in the middle of a step, and what the others say."""
+"""Plain gloo processes without a world: a rank fails in the middle of a step, and the others report its error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pipeline.step(1e4 * torch.randn(8, 3), torch.randn(8, 3))
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "how"), [(2, "raises"), (0, "killed")])
 def test_ranks_that_lose_another_one_say_what_it_met(tmp_path, place, how):
-    """They said that a connection was closed by a peer."""
+    """Regression test: they reported that a peer closed the connection."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "meeting")]
     ranks = [

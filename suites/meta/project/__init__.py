@@ -1,1 +1,1 @@
-"""The repository: its architecture, pages, commands and examples."""
+"""Tests of the repository: its architecture, pages, commands and examples."""

@@ -1,4 +1,4 @@
-"""The arrows between the folders, the public names, and what importing the package costs."""
+"""The imports between the folders, the public names, and the cost of importing the package."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _room(path: Path) -> str:
 
 
 def _imports(source: str) -> set[str]:
-    """The rooms of pdlcheck that a file imports, at any depth, type checking included."""
+    """Return the top-level parts of pdlcheck that a file imports, at any depth, type checking included."""
     rooms = set()
     for node in ast.walk(ast.parse(source)):
         names = []

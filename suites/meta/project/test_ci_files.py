@@ -1,4 +1,4 @@
-"""The files for CI of other projects (examples/ci) and of this one: linted, and run where this machine can."""
+"""The CI files for other projects (examples/ci) and of this one: linted, and run where this machine can."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def program(name, cure):
 
 
 def run(command, folder, **variables):
-    """The exit code and all output; Python and its programs are those that run this test."""
+    """Return the exit code and all output; Python and its programs are those that run this test."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""The command, run as a user runs it: in a process of its own, unless it is refused, in a user's folder."""
+"""The command as a user runs it: in a user's folder, and in its own process unless it is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """A user's folder, with pytest settings that would stop any run that took notice of them."""
+    """Return a user's folder, whose pytest settings would stop any run that used them."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "conftest.py").write_text("raise RuntimeError('the conftest of somebody else')")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
@@ -49,7 +49,7 @@ def files(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def rejected(tmp_path_factory):
-    """The run that has to fail, once for the tests that read it."""
+    """Return the result of the run that has to fail, which several tests read."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "mine.py").write_text(MINE)
     arguments = ("--world", "sim", "--examples", "5", "--subject", "ring_pass=mine:wrong", "--json", "found.json")
@@ -181,7 +181,7 @@ def test_doctor_prints_json_and_fails_where_something_required_is_missing(folder
     assert parts["pytest-benchmark"]["missing"]
     assert parts["pytest-benchmark"]["cure"] == "pip install pytest-benchmark"
     assert found.returncode == 1, found.stderr
-    assert "trying the world gloo" in found.stderr  # it takes seconds
+    assert "trying the world gloo" in found.stderr  # trying takes seconds
 
 
 @pytest.mark.slow

@@ -40,14 +40,14 @@ def test_the_network_learns_on_ranks_with_uneven_shares_and_the_plot_is_text(tmp
     text = torchrun(tmp_path, "--epochs", "12")
     error = re.search(r"2 ranks, mean squared error ([\d.]+)", text)
     assert error is not None, text
-    assert float(error[1]) < 0.5  # of a target whose mean square is 5
+    assert float(error[1]) < 0.5  # the target's mean square is 5
     drawn = [line for line in text.splitlines() if "|" in line]
     assert len(drawn) == 20
     assert all("x" in line for line in drawn)
 
 
 def drawn_lines(svg):
-    """Label -> points in pixels, of the lines inside the axes; a line is known by the colour of its legend's."""
+    """Map each label to its points in pixels, inside the axes; a line has the colour of its legend entry."""
     styled = {}
     for path, style in re.findall(r'<path d="([^"]+)"[^>]* style="([^"]*)"', svg):
         colour = re.search(r"fill: none; stroke: (#[0-9a-f]{6})", style)
@@ -68,10 +68,10 @@ def test_the_function_and_the_fit_are_drawn(tmp_path):
     assert list(lines) == ["sqrt(x) sin(3.14 x / 5)", "the network"]
     (left, _), *_, (right, _) = function = lines["sqrt(x) sin(3.14 x / 5)"]
     x, target = function_samples(2000)
-    low, high = max(y for _, y in function), min(y for _, y in function)  # pixels are counted from above
+    low, high = max(y for _, y in function), min(y for _, y in function)  # pixels are counted from the top
 
     def beside(points):
-        """How far each point is from the function, in the units of the axes."""
+        """Yield each point's distance from the function, in the units of the axes."""
         for across, up in points:
             at = round((across - left) / (right - left) * (len(x) - 1))
             yield abs((up - low) / (high - low) * (target.max() - target.min()) + target.min() - target[at]).item()
@@ -83,5 +83,5 @@ def test_the_function_and_the_fit_are_drawn(tmp_path):
     assert fit[0][0] == left
     assert fit[-1][0] == right
     away = list(beside(fit))
-    assert sum(away) / len(away) < 0.7  # of a function that goes from -4 to 4
+    assert sum(away) / len(away) < 0.7  # the function ranges from -4 to 4
     assert max(away) > 0.01, "the function is drawn twice"

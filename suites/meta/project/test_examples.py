@@ -1,4 +1,4 @@
-"""The examples run as their first lines say: under torchrun, on two nodes, under mpiexec, and alone."""
+"""The examples run as their first lines state: under torchrun, on two nodes, under mpiexec, and alone."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def torchrun(folder, ranks, name, *options):
 
 
 def two_nodes(folder, name, *options):
-    """Two launchers of one rank each, as on two machines; what rank 0 printed."""
+    """Run two launchers of one rank each, as on two machines; return the output of rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = ["--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port"]
         meeting.append(free.getsockname()[1])
     nodes = [start([*TORCHRUN, *meeting, "--node-rank", node, EXAMPLES / name, *options], folder) for node in range(2)]
     texts = [finish(node) for node in nodes]
-    assert "%" not in texts[1]  # only rank 0 speaks
+    assert "%" not in texts[1]  # only rank 0 prints
     return texts[0]
 
 
@@ -124,7 +124,7 @@ def test_synchronous_sgd_under_torchrun_prints_what_one_process_prints(one_proce
 
 
 def digests_of_loaders(epoch, after=0):
-    """A line of the table: what the loaders of both ranks give in an epoch, after so many batches."""
+    """Return a line of the table: the digests of both ranks' loaders in an epoch, after this many batches."""
     data, digests = TensorDataset(*digits()), []
     for rank in range(2):
         sampler = ShardSampler(data, 2, rank)
@@ -135,7 +135,7 @@ def digests_of_loaders(epoch, after=0):
 
 
 def table(text):
-    """The digests that an example printed side by side."""
+    """Return the digests that an example printed side by side."""
     lines = text.splitlines()
     header = lines.index("         rank 0        rank 1")
     return list(itertools.takewhile(lambda line: line.startswith("epoch"), lines[header + 1 :]))
@@ -143,9 +143,9 @@ def table(text):
 
 @pytest.mark.slow
 def test_convnet_on_two_nodes_goes_on_exactly_where_one_node_stopped(tmp_path):
-    """In the middle of an epoch; the weights at the end are those of an undisturbed run, bit for bit."""
+    """The stop is in the middle of an epoch; the final weights are those of an undisturbed run, bit for bit."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn: pip install 'pdlcheck[data]'")
-    command = ["convnet_ddp.py", "--epochs", 2, "--half", "float16"]  # which has a scaler on a CPU, too
+    command = ["convnet_ddp.py", "--epochs", 2, "--half", "float16"]  # float16 has a scaler on a CPU too
     straight = torchrun(tmp_path, 2, *command, "--checkpoints", "straight")
     stopped = torchrun(tmp_path, 2, *command, "--checkpoints", "stopped", "--stop", 20)
     resumed = two_nodes(tmp_path, *command, "--checkpoints", "stopped")
@@ -174,7 +174,7 @@ GRIDS = {
 @pytest.mark.parametrize("schedule", GRIDS)
 def test_the_pipeline_prints_its_grid_and_learns(tmp_path, schedule):
     more = ["--microbatches", 12] if schedule == "pipedream" else []
-    epochs = 25 if schedule == "1f1b" else 5  # which schedules learn, tests of the primitives show
+    epochs = 25 if schedule == "1f1b" else 5  # tests of the primitives show which schedules learn
     text = torchrun(tmp_path, 2, "pipeline.py", "--epochs", epochs, "--schedule", schedule, *more)
     counts, row = GRIDS[schedule]
     stages = 4 if schedule == "interleaved" else 2

@@ -1,4 +1,4 @@
-"""The campaign of `python ci/inject_faults.py`: a sample of it holds, and it sees a world that is broken."""
+"""The campaign of `python ci/inject_faults.py`: a sample of it passes, and it detects a broken world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pdlcheck found in others' code: each finding replays, and the cure that its page names passes."""
+"""Findings of pdlcheck in third-party code: each finding replays, and the cure on its page passes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_subgroups_of_a_group_are_other_groups_on_each_half():
 
 
 def polled(measure, threads, policy):
-    """On every rank: how many calls were timed, the policies of its threads, whether gloo's named one took time."""
+    """Return the number of timed calls, the threads' policies, and whether gloo's thread exists and took time."""
     took, spent = measure(policy, 20)
     policies = {os.sched_getscheduler(thread) for thread in threads()}
     return len(took), policies, bool(threads("gloo_tcp_loop")), spent > 0
@@ -90,6 +90,6 @@ def test_gloos_thread_for_connections_is_measured_under_either_policy(policy):
             polled, program.measure, program.threads, policy, world_size=2
         ):
             assert (calls, policies) == (20, {getattr(os, policy)})
-            assert took_time == is_named  # it has its name since torch 2.13
+            assert took_time == is_named  # gloo has named it since torch 2.13
     finally:
         world.close()

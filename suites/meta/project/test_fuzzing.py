@@ -1,4 +1,4 @@
-"""`python ci/fuzz_readers.py`: it finds a reader that crashes, hangs, takes memory or touches objects, and no other."""
+"""`python ci/fuzz_readers.py` detects readers that crash, hang, use much memory or change objects, and no others."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_reader_that_is_broken_is_found(how, tmp_path, monkeypatch):
     assert re.search(told, done.stdout), done.stdout
     replay = re.search(rf"replay: python ci/fuzz_readers.py --only {target} --replay (.+)", done.stdout)
     assert Path(replay[1]).parent == tmp_path / "found" / target
-    if how == "crashes":  # a replay is the same for all
+    if how == "crashes":  # a replay is the same for all kinds
         again = fuzz(tmp_path, "--only", target, "--replay", replay[1], "--plugin", "broken_reader")
         assert again.returncode == 1
         assert fuzz(tmp_path, "--only", target, "--replay", replay[1]).returncode == 0

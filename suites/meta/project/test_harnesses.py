@@ -1,4 +1,4 @@
-"""The page that compares harnesses says of pdlcheck only what a test shows."""
+"""The page that compares harnesses claims only what a test shows about pdlcheck."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs docs/: run the 
 
 
 def _table(head):
-    """The rows under the table head that begins so, as lists of cells."""
+    """Return the rows under the table head that begins with this text, as lists of cells."""
     lines = PAGE.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
     rows = []
@@ -31,7 +31,7 @@ def _table(head):
 
 
 def _ours():
-    """Feature -> (mark, tests) of our column."""
+    """Map each feature to (mark, tests) of our column."""
     marks = {row[0]: row[1] for row in _table("| feature | ours")}
     tests = {row[0]: (row[1], re.findall(r"`(suites/\S+?\.py)::(\w+)`", row[2])) for row in _table("| feature | what")}
     assert list(marks) == list(tests), "both tables list the same features in the same order"

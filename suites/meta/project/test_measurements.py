@@ -1,4 +1,4 @@
-"""The page of measurements is made of its rows and of saved runs."""
+"""The page of measurements is made from its rows and from saved runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each mutation of ``ci/mutations/`` still has its line; ``ci/break_primitives.py`` shows that a suite notices it."""
+"""Each mutation of ``ci/mutations/`` still matches its line; ``ci/break_primitives.py`` shows that suites detect it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ..clone import ROOT
 
-FILES = sorted((ROOT / "ci" / "mutations").glob("*.json"))  # none in a wheel
+FILES = sorted((ROOT / "ci" / "mutations").glob("*.json"))  # empty in a wheel
 
 
 @pytest.mark.skipif(not FILES, reason="needs ci/: run the suites in a clone of the repository")

@@ -1,4 +1,4 @@
-"""``pdlcheck verify --subject`` asks of a function of somebody else what its contract says, and nothing more."""
+"""``pdlcheck verify --subject`` requires the contract of a user's function, and nothing more."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ BROKEN = {
 
 @pytest.fixture
 def verify(tmp_path):
-    """Run the command in a folder that has both modules; take subjects by the name of their primitive."""
+    """Return a function that runs the command in a folder with both modules; subjects are named by their primitive."""
     (tmp_path / "right.py").write_text(RIGHT)
     (tmp_path / "wrong.py").write_text(WRONG)
 
@@ -124,7 +124,7 @@ def verify(tmp_path):
 
 
 def verdicts(output, world):
-    """Primitive -> the verdict of its row in the table."""
+    """Map each primitive to the verdict in its row of the table."""
     return dict(re.findall(rf"^(\w+) +{world} +\d+ propert.*? s  (\w+)", output, re.M))
 
 

@@ -1,4 +1,4 @@
-"""The examples of the README and of docs/ are run, and print what is said there."""
+"""The examples of the README and of docs/ run, and print the output that is shown there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..clone import ROOT
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if page.exists()]
 BLOCKS = re.compile(r"```python\n# (test_\w+\.py)\n(.*?)```\n+```text\n\$ pytest (.*?)\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d{4,}")
-FOUND = [example for page in PAGES for example in BLOCKS.findall(page.read_text())]  # none in a wheel
+FOUND = [example for page in PAGES for example in BLOCKS.findall(page.read_text())]  # empty in a wheel
 EXAMPLES = list({example[0]: example for example in FOUND}.values())
 
 
 def _words(line):
-    """A line without its long numbers, and the numbers: their last digits belong to the machine."""
+    """Split a line into its text without long numbers, and the numbers, whose last digits depend on the machine."""
     return NUMBER.sub("#", line.rstrip()), [float(number) for number in NUMBER.findall(line)]
 
 

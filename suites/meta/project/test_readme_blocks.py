@@ -1,4 +1,4 @@
-"""Each test of the README runs as a newcomer runs it: in a folder of its own, without this project's settings."""
+"""Each test of the README runs as a newcomer runs it: in its own folder, without this project's settings."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _name(source):
 
 
 def _errors(output):
-    """The first line of each exception, without the module of its class, which pytest leaves out on processes."""
+    """Return the first line of each exception, without its module, which pytest omits on processes."""
     return re.findall(r"^E +(?:\w+\.)*(\w*(?:Error|Deadlock): .*)", output, re.M)
 
 
 @pytest.fixture
 def environment():
-    """The environment of a user: nothing of a pytest that runs, and no continuous integration."""
+    """Return the environment of a user: no variables of a running pytest or of continuous integration."""
     ours = ("PYTEST", "HYPOTHESIS", "COV_CORE", "CI", "GITHUB_ACTIONS", "PYTHONPATH")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 

@@ -112,7 +112,10 @@ def _waited_for() -> c10d.BarrierOptions:
 
 
 def _refused(warn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stand-in for ``_warn_not_in_group``. torch only warns and skips the call: the tensor stays as it is."""
+    """Return the stand-in for ``_warn_not_in_group``, which raises.
+
+    torch only warns and skips the call, so the tensor stays as it is.
+    """
 
     @wraps(warn)
     def refuse(op_name: str) -> None:
@@ -132,7 +135,7 @@ def _refused(warn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adopted(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stand-in for ``init_process_group``: a program's first call takes the group that its rank already has."""
+    """Return the stand-in for ``init_process_group``: a program's first call takes the group that its rank has."""
 
     @wraps(init)
     def adopt(*args: Any, **kwargs: Any) -> None:
@@ -176,7 +179,7 @@ def _exact(monitored_barrier: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_libraries(default_timeout: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stand-in for ``_get_default_timeout``, which asks for NCCL's timeout and warns if torch has no NCCL."""
+    """Return the stand-in for ``_get_default_timeout``, which asks for NCCL's timeout and warns without NCCL."""
     return wraps(default_timeout)(lambda name: default_timeout(name if current_rank() is None else BACKEND))
 
 

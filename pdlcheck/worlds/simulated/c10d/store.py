@@ -41,7 +41,7 @@ class SimulatedStore(Store):
 
     @property
     def _scheduler(self) -> Scheduler:
-        """Return the scheduler of the calling rank, because a fixture may keep a store longer than the ranks that made it."""
+        """Return the scheduler of the calling rank: a fixture may keep a store longer than the ranks that made it."""
         me = current_rank()
         if me is not None and me.network is not None:
             return me.network.scheduler  # type: ignore[no-any-return]

@@ -63,7 +63,7 @@ def _listens_at(port: int) -> bool:
 
 
 def _kept(new: Any) -> Any:
-    """Return a ``__new__`` that keeps the inner store of a ``PrefixStore``, because C++ holds only its own half of it."""
+    """Return a ``__new__`` that keeps the inner store of a ``PrefixStore``; C++ holds only its own half of it."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = new(cls)

@@ -109,7 +109,7 @@ _RankLocalWorld = type(
 
 
 def _waits(wait_in_cpp: Any) -> Any:
-    """Return a ``Future.wait`` that gives other ranks their turn, also for futures made in C++ (``then``, DDP's join)."""
+    """Return a ``Future.wait`` that gives other ranks their turn, also for futures of C++ (``then``, DDP's join)."""
 
     @wraps(wait_in_cpp)
     def wait(self: torch._C.Future[Any]) -> Any:

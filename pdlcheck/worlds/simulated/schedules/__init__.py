@@ -1,4 +1,4 @@
-"""Who goes on: one file a schedule, all behind :class:`Schedule`."""
+"""The schedules: one file for each, all behind the protocol :class:`Schedule`."""
 
 from pdlcheck.worlds.simulated.schedules.drawn import DrawnSchedule
 from pdlcheck.worlds.simulated.schedules.exhaustive import Exhaustive

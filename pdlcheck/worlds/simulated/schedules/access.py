@@ -1,4 +1,4 @@
-"""What a rank does when its turn comes, as far as it concerns other ranks."""
+"""The accesses of ranks: the acts of a rank that concern other ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ["Access", "Post", "Question", "StoreAccess"]
 
 @dataclass(eq=False, slots=True)
 class Post:
-    """An operation is posted.
+    """The post of an operation.
 
     Args:
-        blocks_in_call: by a call that waits for it, so that no user code runs in between.
+        signature: describes the operation.
+        blocks_in_call: the call that posts the operation also waits for it, so no user code runs in between.
         kills: a fault kills the rank instead.
     """
 
@@ -25,13 +26,13 @@ class Post:
 
 
 class Question(NamedTuple):
-    """Asks whether an operation is complete."""
+    """A poll: the rank asks whether an operation is complete."""
 
     signature: Signature
 
 
 class StoreAccess(NamedTuple):
-    """Reads or writes keys of the store; no keys at all: every key, as ``num_keys`` does."""
+    """A read or write of keys of the store. No keys at all mean every key, as for ``num_keys``."""
 
     keys: tuple[str, ...]
     writes: bool

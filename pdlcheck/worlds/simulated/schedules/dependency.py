@@ -1,4 +1,4 @@
-"""Which two accesses of different ranks may not be swapped without anybody noticing."""
+"""The dependency of accesses: which two accesses of different ranks cannot be swapped without a visible difference."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ _Link = tuple[str, int, int, int]  # group, source (-1: any), destination, tag
 
 @dataclass
 class Dependency:
-    """The relation, and what it has learnt about the program.
+    """The relation between accesses, with the facts that runs have shown about the program.
 
-    Two accesses depend when they touch the same place and one of them changes what the other finds there:
+    Two accesses depend on each other if they touch the same place and one of them changes what the other finds there:
 
-    - a key of the store that one of them writes;
-    - sends of two ranks to one destination with one tag that somewhere receives from any source: the first is taken;
-    - the ends of one message, or the members of one collective, if user code runs between a post and its wait or asks
-      whether it is complete: it could see, or disturb, what the other has done so far.
+    - accesses to a key of the store, if one of them writes it;
+    - sends of two ranks to one destination with one tag, if that destination somewhere receives from any source: it
+      takes the first send;
+    - the ends of one message, or the members of one collective, if user code runs between a post and its wait, or
+      polls. That code could see, or disturb, what the other rank has done so far.
 
-    Members of a collective that all block in the call, and the ends of such a message, do not depend: which arrives
-    last decides nothing. Neither do operations of other groups, peers, tags or numbers.
+    Members of a collective do not depend on each other if all of them block in the call: the order of arrival decides
+    nothing. The same holds for the ends of a message. Operations of different groups, peers, tags or numbers do not
+    depend on each other either.
 
     Args:
         any_source: (group, destination, tag) with a receive from any source.
-        open_links, open_collectives: operations posted and waited for in two calls.
+        open_links: messages that are posted and waited for in two calls.
+        open_collectives: collectives that are posted and waited for in two calls.
     """
 
     any_source: set[tuple[str, int, int]] = field(default_factory=set)
@@ -36,6 +39,7 @@ class Dependency:
     open_collectives: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, one: Access | None, other: Access | None) -> bool:
+        """Return whether the two accesses depend on each other."""
         if one is None or other is None:
             return False
         if isinstance(one, StoreAccess) or isinstance(other, StoreAccess):
@@ -57,7 +61,7 @@ class Dependency:
         return recv.peer in (-1, send.rank) and not self.open_links.isdisjoint((_link(send), _link(recv)))
 
     def learn(self, access: Access | None) -> bool:
-        """Take note of what a run has shown; True if two accesses may depend that did not before."""
+        """Record what an access of a run has shown; return whether accesses may now depend that did not before."""
         if access is None or isinstance(access, StoreAccess):
             return False
         signature = access.signature
@@ -73,7 +77,7 @@ class Dependency:
 
 
 def can_complete(one: Access | None, other: Access | None) -> bool:
-    """Are these two posts the ends of one message?"""
+    """Return whether these two posts are the ends of one message."""
     if not (isinstance(one, Post) and isinstance(other, Post)):
         return False
     a, b = one.signature, other.signature
@@ -88,7 +92,7 @@ def _kills(access: Post | Question) -> bool:
 
 
 def _shows(death: Post | Question, access: Post | Question) -> bool:
-    """Is the first a death, and can the other tell?"""
+    """Return whether ``death`` kills its rank, and the other access can observe it."""
     if not _kills(death):
         return False
     signature, rank = access.signature, death.signature.rank

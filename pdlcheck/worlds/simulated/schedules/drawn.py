@@ -1,4 +1,4 @@
-"""A schedule whose choices somebody else draws, Hypothesis above all."""
+"""A schedule whose choices are drawn from outside, above all by Hypothesis."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pdlcheck.worlds.simulated.schedules.replay import Replay
 
 __all__ = ["DrawnSchedule"]
 
-_MAX_CHOICE = 1000  # beyond it nothing is drawn: Hypothesis limits what an example may draw
+_MAX_CHOICE = 1000  # nothing is drawn beyond it, because Hypothesis limits what an example may draw
 _MAX_GAP = 16
 
 
 class DrawnSchedule:
-    """The usual choices, with switches between: the fewer numbers are drawn, and the smaller, the fewer switches.
+    """A schedule of the usual choices with drawn switches between them. Fewer and smaller numbers give fewer switches.
 
-    The first number is 0: no more switches; or ``k``: ``k - 1`` usual choices and then a switch to another rank, which
-    the second number names.
+    If the first number is 0, there are no more switches. If it is ``k``, ``k - 1`` usual choices follow, and then a
+    switch to another rank. The second number selects that rank.
 
     Args:
         draw: ``draw(n)`` returns a number below n.
@@ -31,12 +31,14 @@ class DrawnSchedule:
         self.begin(0)
 
     def begin(self, world_size: int) -> None:
+        """Start a run, without any switch so far."""
         self._switches: dict[int, int] = {}
         self._choice = 0
-        self._next = 0  # the choice at which something is drawn, or a switch made
+        self._next = 0  # the next choice at which a number is drawn, or a switch is made
         self._switch = False
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return the usual choice, or a drawn rank where there is a switch."""
         choice, chosen = self._choice, usual(point)
         self._choice += 1
         while choice == self._next and not self._switch and choice < _MAX_CHOICE:
@@ -54,7 +56,7 @@ class DrawnSchedule:
         return chosen
 
     def __reduce__(self) -> tuple[type[Replay], tuple[dict[int, int]]]:
-        return Replay, (self._switches,)  # for ranks: the choices of the last run
+        return Replay, (self._switches,)  # ranks receive the choices of the last run
 
     def __str__(self) -> str:
         return str(Replay(self._switches))

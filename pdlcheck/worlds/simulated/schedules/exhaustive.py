@@ -1,4 +1,4 @@
-"""All schedules of a small program, but for those that differ in the order of independent steps."""
+"""The exhaustive search over all schedules of a small program that differ in the order of dependent steps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pdlcheck.worlds.simulated.schedules.protocol import SwitchPoint, usual
 
 __all__ = ["Exhaustive"]
 
-_Clock = list[int]  # for each rank, the number of its last step that is known to come before
+_Clock = list[int]  # for each rank, the number of its last step that must come before
 
 
 @dataclass
 class _Node:
-    """A switch point on the present path: who could go on, who does, and who shall another time."""
+    """A switch point on the present path: the ranks that can go on, the rank that does, and those still to try."""
 
     enabled: tuple[int, ...]
     pending: tuple[Access | None, ...]
     chosen: int
     todo: set[int]
-    asleep: set[int]  # whatever begins with one of these has been seen on another path
+    asleep: set[int]  # every continuation that begins with one of these ranks is covered by another path
     done: set[int] = field(default_factory=set)
 
     @property
@@ -32,32 +32,33 @@ class _Node:
 
 
 class Exhaustive:
-    """Depth-first search over schedules: dynamic partial-order reduction with sleep sets.
+    """A depth-first search over schedules: dynamic partial-order reduction with sleep sets.
 
-    Two schedules that differ in the order of neighbouring independent steps (:class:`Dependency`) are one trace: no
-    rank sees a difference. Each trace is run to its end once. So, for a program whose ranks are deterministic and act
-    on one another through ``torch.distributed`` and its store alone: every result that some schedule gives is seen, and
-    if some schedule fails, one that fails is seen. (Which of several failures comes first is not explored.)
+    Two schedules are one trace if they differ only in the order of neighbouring independent steps
+    (:class:`Dependency`): no rank sees a difference. The search runs each trace to its end once. The program must have
+    deterministic ranks that act on one another only through ``torch.distributed`` and its store. The search then finds
+    every result that some schedule gives. If some schedule fails, it finds one that fails. It does not explore which of
+    several failures comes first.
 
-    Use, with new ranks for each run, as groups and collectives are told apart by name and number::
+    Use it with new ranks for each run, because groups and collectives are identified by name and number::
 
         search = Exhaustive()
         while search.advance():
             SimulatedWorld(schedule=search).run(program, world_size=3)
 
     Args:
-        reduction: False runs every schedule, also equal ones; the number grows beyond use with the first few steps.
+        reduction: False runs every schedule, including equal ones. Their number is too large after the first few steps.
 
     Attributes:
         runs: schedules run to the end that differ in a dependent step.
-        redundant: runs given up, as all that could follow had been seen.
+        redundant: runs that were given up, because every continuation was covered already.
 
     Source: Flanagan and Godefroid, "Dynamic partial-order reduction for model checking software", POPL 2005; sleep
     sets: Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", LNCS 1032 (1996).
     """
 
     every_step = True
-    every_post = True  # it has to know what a rank does next
+    every_post = True  # the search needs to know what each rank does next
 
     def __init__(self, *, reduction: bool = True) -> None:
         self.depends = Dependency()
@@ -67,7 +68,7 @@ class Exhaustive:
         self._started = False
 
     def advance(self) -> bool:
-        """Turn to the next schedule; False when all have been seen."""
+        """Move to the next schedule; return False if all have been covered."""
         if not self._started:
             self._started = True
             return True
@@ -77,7 +78,7 @@ class Exhaustive:
             self.redundant += 1
         if self._reduction:
             if self._learn():
-                self._path.clear()  # what was left out may matter: start again with what is known now
+                self._path.clear()  # schedules that were left out may matter: start again with the new dependencies
                 self.runs = self.redundant = 0
                 return True
             _Races(self._path, self.depends).find(self._last_pending())
@@ -94,12 +95,18 @@ class Exhaustive:
     # -- one run -----------------------------------------------------------------------------------
 
     def begin(self, world_size: int) -> None:
+        """Start a run of the present schedule."""
         self._depth = 0
         self._asleep: set[int] = set()
-        self._cut: int | None = None  # the step from which on the run is redundant
+        self._cut: int | None = None  # the step from which the run is redundant
         self._pending: Sequence[Access | None] = ()
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return the rank that the present schedule chooses.
+
+        Raises:
+            ScheduleNotFollowed: other ranks can go on than in an earlier run.
+        """
         self._pending = point.pending
         if self._cut is not None:
             return usual(point)
@@ -118,7 +125,7 @@ class Exhaustive:
                 f"at step {self._depth} ranks {list(node.enabled)} could go on before, now {list(point.runnable)}: the "
                 "program does not depend on its schedule alone (time, shared globals, an unseeded random stream)"
             )
-        node.pending = tuple(point.pending)  # what this run posts
+        node.pending = tuple(point.pending)  # this run may post something else
         sleepers = (node.asleep | node.done) - {node.chosen} if self._reduction else set()
         self._asleep = {rank for rank in sleepers if not self.depends(node.pending[rank], node.access)}
         self._depth += 1
@@ -127,7 +134,7 @@ class Exhaustive:
     # -- between two runs --------------------------------------------------------------------------
 
     def _learn(self) -> bool:
-        return sum(self.depends.learn(node.access) for node in self._path) > 0  # all of them, not up to the first
+        return sum(self.depends.learn(node.access) for node in self._path) > 0  # any() would stop at the first
 
     def _last_pending(self) -> Sequence[Access | None]:
         return () if self._cut is not None else tuple(self._pending)
@@ -137,20 +144,24 @@ class Exhaustive:
 
 
 class _Races:
-    """Finds pairs of dependent steps of one run that could have come in the other order."""
+    """The search for pairs of dependent steps of one run that could have come in the other order."""
 
     def __init__(self, path: Sequence[_Node], depends: Dependency) -> None:
         self._path = path
         self._depends = depends
 
     def find(self, last_pending: Sequence[Access | None]) -> None:
-        """Have the other order of each race tried; ``last_pending`` is what the ranks that never ended wanted to do."""
+        """Add the other order of each race to the orders to try.
+
+        Args:
+            last_pending: what the ranks that never ended wanted to do.
+        """
         path = self._path
         world_size = len(path[0].pending) if path else 0
-        after: list[_Clock] = [[-1] * world_size for _ in range(world_size)]  # what each rank's next step comes after
+        after: list[_Clock] = [[-1] * world_size for _ in range(world_size)]  # the clock of each rank's next step
         of_step: list[_Clock] = []
         last_step: list[int] = [-1] * world_size
-        met: dict[tuple[str, int], tuple[int, _Clock]] = {}  # collective -> how many are there, and their clock
+        met: dict[tuple[str, int], tuple[int, _Clock]] = {}  # collective -> the number of its posts, and their clock
         for number, node in enumerate(path):
             rank, access = node.chosen, node.access
             self._reverse_last(number, rank, access, after[rank])
@@ -162,7 +173,7 @@ class _Races:
             of_step.append(clock)
             after[rank] = list(clock)
             last_step[rank] = number
-            # a collective is complete after all of its posts, a message after both
+            # a collective is complete after all of its posts, and a message after both
             if isinstance(access, Post) and not access.signature.is_p2p:
                 key = (access.signature.group, access.signature.seq)
                 count, together = met.get(key, (0, [-1] * world_size))
@@ -181,7 +192,7 @@ class _Races:
             self._reverse_last(len(path), rank, access, after[rank])
 
     def _reverse_last(self, number: int, rank: int, access: Access | None, clock: _Clock) -> None:
-        """Find the last step that races with this one, and have the rank (or what it needs) tried before it."""
+        """Find the last step that races with this one, and have this rank, or a rank that it needs, tried before it."""
         if access is None:
             return
         for before in reversed(range(number)):

@@ -8,15 +8,16 @@ __all__ = ["First"]
 
 
 class First:
-    """Each rank runs until it has to wait; then the lowest rank that can go on."""
+    """The schedule in which each rank runs until it has to wait; then the lowest rank that can go on runs."""
 
     every_step = False
     every_post = False
 
     def begin(self, world_size: int) -> None:
-        """Nothing is remembered."""
+        """Do nothing, because the schedule has no state."""
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return the usual choice."""
         return usual(point)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Probabilistic concurrency testing: random priorities and few points at which they change."""
+"""Probabilistic concurrency testing: random priorities, and a few points at which they change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["PCT", "pct_bound"]
 
 
 def pct_bound(world_size: int, steps: int, depth: int) -> float:
-    """Least probability that one run of :class:`PCT` finds a bug of that depth: ``1 / (n * k ** (d - 1))``.
+    """Return the least probability that one run of :class:`PCT` finds a bug of depth d: ``1 / (n * k ** (d - 1))``.
 
     Args:
         world_size: number of ranks n.
-        steps: switch points of a run k.
-        depth: how many orders of two operations the bug needs, d; 1 for most deadlocks of two ranks.
+        steps: number of switch points of a run, k.
+        depth: number of pairs of operations whose order the bug needs, d; 1 for most deadlocks of two ranks.
 
     Example:
         >>> pct_bound(4, 100, 2)
@@ -25,16 +25,17 @@ def pct_bound(world_size: int, steps: int, depth: int) -> float:
 
 
 class PCT:
-    """The runnable rank of the highest priority goes on; priorities are random, and change at ``depth - 1`` steps.
+    """A schedule of random priorities: the runnable rank of the highest priority goes on.
 
-    A run with n ranks and at most k switch points finds a bug of depth d with a probability of at least
-    ``1 / (n * k ** (d - 1))``, for every program: see :func:`pct_bound`. A rank that polls falls behind all others, or
-    it would keep them from what it asks about; the bound holds for programs that do not poll.
+    Priorities change at ``depth - 1`` steps. A run with n ranks and at most k switch points finds a bug of depth d with
+    a probability of at least ``1 / (n * k ** (d - 1))``, for every program: see :func:`pct_bound`. A rank that polls
+    gets the lowest priority. Otherwise it could prevent the event that it polls for. The bound holds for programs that
+    do not poll.
 
     Args:
-        seed: of the priorities and of the steps at which they change.
+        seed: the seed of the priorities and of the steps at which they change.
         depth: d, at least 1.
-        steps: k; steps beyond it are without changes.
+        steps: k. Priorities do not change after that many steps.
 
     Source: Burckhardt, Kothari, Musuvathi and Nagarakatte, "A randomized scheduler with probabilistic guarantees of
     finding bugs", ASPLOS 2010.
@@ -51,14 +52,16 @@ class PCT:
         self.seed, self.depth, self.steps = seed, depth, steps
 
     def begin(self, world_size: int) -> None:
+        """Draw the priorities, and the steps at which they change."""
         draw = random.Random(self.seed)
-        # initial priorities are d, d + 1, ...; a change gives the running rank one of d - 1, d - 2, ..., 1
+        # initial priorities are d, d + 1, ...; a change gives the chosen rank one of d - 1, d - 2, ..., 1
         self._priorities = draw.sample(range(self.depth, self.depth + world_size), world_size)
         self._changes = sorted(draw.choices(range(1, self.steps + 1), k=self.depth - 1), reverse=True)
         self._step = 0
         self._lowest = 0
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return the runnable rank of the highest priority."""
         self._step += 1
         priorities = self._priorities
         if point.kind == "poll":

@@ -1,4 +1,4 @@
-"""What a schedule is: at each switch point, the choice of the rank that goes on."""
+"""The protocol of schedules: a schedule chooses the rank that goes on at each switch point."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ __all__ = ["Schedule", "SwitchPoint", "usual"]
 
 
 class SwitchPoint(NamedTuple):
-    """The moment at which a rank gives up its turn.
+    """A moment at which a rank gives up its turn.
 
     Args:
-        kind: why: ``begin`` (nobody has run yet), ``post`` (it is about to post another operation), ``wait`` (it cannot
-            go on), ``poll`` (it asks whether something has happened), ``end`` (it has returned or raised).
+        kind: the reason: ``begin`` (no rank has run yet), ``post`` (the rank is about to post another operation),
+            ``wait`` (it cannot go on), ``poll`` (it asks whether something has happened), ``end`` (it has returned or
+            raised).
         current: the rank that gives up its turn; -1 at ``begin``.
         runnable: the ranks that can go on, in rank order; never empty.
-        pending: for every rank, what it does first when it goes on: the operation, the store access or the question;
-            None if that concerns no other rank. The scheduler's own list: read it, keep no reference.
+        pending: for every rank, its first act when it goes on: an operation, a store access or a poll; None if that act
+            concerns no other rank. This is the scheduler's own list: read it, and keep no reference.
     """
 
     kind: str
@@ -27,30 +28,30 @@ class SwitchPoint(NamedTuple):
 
 
 class Schedule(Protocol):
-    """Chooses; the same object begins anew for each run."""
+    """The rule that chooses the next rank. One object serves several runs, and starts anew for each."""
 
     @property
     def every_step(self) -> bool:
-        """True if it is to be asked also where only one rank can go on."""
+        """Return whether the schedule is asked even if only one rank can go on."""
 
     @property
     def every_post(self) -> bool:
-        """True if it is to be asked before each operation, also the first of a turn, which changes nothing."""
+        """Return whether the schedule is asked before each post, even the first of a turn, which changes nothing."""
 
     def begin(self, world_size: int) -> None:
-        """A run starts."""
+        """Start a run."""
 
     def choose(self, point: SwitchPoint) -> int:
         """Return one of ``point.runnable``."""
 
     def __str__(self) -> str:
-        """What ``--schedule`` takes to get this schedule again."""
+        """Return the text by which ``--schedule`` selects this schedule."""
 
 
 def usual(point: SwitchPoint) -> int:
-    """The choice without a context switch: the current rank goes on while it can, then the lowest one.
+    """Return the choice without a context switch: the current rank if it can go on, else the lowest one.
 
-    A rank that polls lets the next one go on, in a circle: what it asks about may need all of the others.
+    After a poll, the next rank goes on, in a circle: the event that the current rank polls for may need all others.
     """
     current, runnable = point.current, point.runnable
     if point.kind == "poll":

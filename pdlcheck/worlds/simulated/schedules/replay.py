@@ -1,4 +1,4 @@
-"""Schedules written down: where they depart from :class:`First`, and for which rank."""
+"""Recorded schedules: where they differ from :class:`First`, and for which rank."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _EVERY_POST = "posts-"
 
 
 class Replay:
-    """The usual choices, except those given: at choice ``i`` rank ``r`` goes on.
+    """A schedule of the usual choices, except the given ones: at choice ``i`` rank ``r`` goes on.
 
-    A choice is a switch point at which more than one rank can go on; they are counted from 0 in each run.
+    A choice is a switch point at which more than one rank can go on. Choices are counted from 0 in each run.
 
     Args:
         switches: choice -> rank.
-        strict: a rank that cannot go on at its choice is ``ScheduleNotFollowed``; False makes the usual choice instead.
-        every_post: the choices are counted as those of a schedule that is asked before every post; written ``posts-``.
+        strict: raise ``ScheduleNotFollowed`` if a rank cannot go on at its choice; False makes the usual choice
+            instead.
+        every_post: count the choices of a schedule that is asked before every post; written ``posts-``.
 
     Example:
         >>> str(Replay({4: 1, 17: 0}))
@@ -38,7 +39,11 @@ class Replay:
 
     @classmethod
     def parse(cls, code: str) -> Replay:
-        """Read what ``str`` wrote, without ``replay:``; an empty code is the schedule ``first``."""
+        """Return the schedule for the output of ``str`` without ``replay:``. An empty code is the schedule ``first``.
+
+        Raises:
+            ValueError: the code has another form.
+        """
         switches = {}
         every_post = code.startswith(_EVERY_POST)
         for item in filter(None, code.removeprefix(_EVERY_POST).split("-")):
@@ -49,9 +54,15 @@ class Replay:
         return cls(switches, every_post=every_post)
 
     def begin(self, world_size: int) -> None:
+        """Start a run."""
         self._choice = -1
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return the given rank of this choice, or the usual one.
+
+        Raises:
+            ScheduleNotFollowed: the given rank cannot go on, and the replay is strict.
+        """
         self._choice += 1
         rank = self.switches.get(self._choice)
         if rank is None:
@@ -74,7 +85,7 @@ class Replay:
 
 
 class Recorder:
-    """Follows another schedule and writes its choices down."""
+    """A schedule that follows another one and records its choices."""
 
     every_step = True
 
@@ -86,11 +97,13 @@ class Recorder:
         self.steps = 0  # all switch points
 
     def begin(self, world_size: int) -> None:
+        """Start a run, and forget the choices of the last one."""
         self.schedule.begin(world_size)
         self.switches = {}
         self.choices = self.steps = 0
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return the choice of the other schedule, and record it if it is not the usual one."""
         self.steps += 1
         if len(point.runnable) == 1:
             return self.schedule.choose(point) if self.schedule.every_step else point.runnable[0]
@@ -101,7 +114,7 @@ class Recorder:
         return rank
 
     def replay(self) -> Replay:
-        """The last run's schedule."""
+        """Return the schedule of the last run."""
         return Replay(self.switches, every_post=self.every_post)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Look for a schedule under which a program fails."""
+"""The search for a schedule under which a program fails."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DEPTHS = (2, 3, 4)
 
 @dataclass(frozen=True)
 class Failure:
-    """A schedule that fails.
+    """A schedule under which the program fails.
 
     Args:
-        error: what the shrunk schedule raises.
+        error: the error under the shrunk schedule.
         found: the schedule that failed first.
-        runs: how many schedules had been run by then, this one included.
-        switches: how many switches it made that ``first`` would not have made.
+        runs: the number of schedules that were run, up to and including ``found``.
+        switches: the number of its switches that ``first`` would not have made.
         replay: the shrunk schedule.
     """
 
@@ -41,11 +41,11 @@ class Failure:
 
 
 def variety(number: int, steps: int) -> Schedule:
-    """The schedule of that number: ``first``, then random ones and PCT of depth 2, 3, 4 in turn.
+    """Return the schedule of this number: ``first``, then in turn random ones and PCT of depth 2, 3, 4.
 
     Args:
-        number: from 0.
-        steps: switch points of a run, for PCT.
+        number: counted from 0.
+        steps: number of switch points of a run, for PCT.
     """
     if number == 0:
         return First()
@@ -53,11 +53,11 @@ def variety(number: int, steps: int) -> Schedule:
 
 
 def search(run: Run, count: int) -> Failure | None:
-    """Run up to ``count`` different schedules and shrink the first that fails; None if none does.
+    """Run up to ``count`` different schedules and shrink the first that fails; return None if none does.
 
     Args:
-        run: runs the program on new ranks under a schedule; returns what it raised, or None.
-        count: schedules to try.
+        run: runs the program on new ranks under a schedule; returns the exception that it raised, or None.
+        count: number of schedules to try.
 
     Example:
         >>> from pdlcheck.worlds import get_world
@@ -85,10 +85,14 @@ def search(run: Run, count: int) -> Failure | None:
 
 
 def search_all(run: Run, at_most: int) -> Failure | None:
-    """Like :func:`search`, for all schedules that differ.
+    """Run all schedules that differ, and shrink the first that fails; return None if none does.
+
+    Args:
+        run: see :func:`search`.
+        at_most: the largest number of schedules to run.
 
     Raises:
-        Inconclusive: there are more than ``at_most``.
+        Inconclusive: there are more schedules than ``at_most``, and none of those that were run failed.
     """
     every = Exhaustive()
     runs = 0
@@ -113,12 +117,15 @@ def _shrunk(run: Run, recorder: Recorder, error: BaseException, runs: int) -> Fa
         return attempt.switches if raised is not None and _kind(raised) == failure else None
 
     shortest = Replay(shrink(found.switches, fails), every_post=found.every_post)
-    raised = run(shortest)  # the last run is the one that is reported
+    raised = run(shortest)  # reports are about the last run, so this must be the last
     if raised is None or _kind(raised) != failure:
-        raised, shortest = error, found  # the program does not depend on its schedule alone
+        raised, shortest = error, found  # the program depends on more than its schedule
     return Failure(raised, recorder.schedule, runs, len(found.switches), shortest)
 
 
 def _kind(error: BaseException) -> tuple[type, str]:
-    """Failures that count as one while a schedule is shrunk: verdicts of one kind, other errors of one line."""
+    """Return a key that is equal for failures that count as one while a schedule is shrunk.
+
+    Verdicts count as one if they have the same type. Other errors must also come from the same line.
+    """
     return type(error), "" if isinstance(error, PdlcheckError) else site_of(error)

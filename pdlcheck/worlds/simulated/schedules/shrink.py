@@ -1,4 +1,4 @@
-"""Reduce a failing schedule to few switches."""
+"""The reduction of a failing schedule to few switches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ Switches = Mapping[int, int]
 
 
 def shrink(switches: Switches, fails: Callable[[Switches], Switches | None], *, attempts: int = 300) -> dict[int, int]:
-    """Leave switches out, in blocks and then one by one, as long as the run still fails.
+    """Remove switches, in blocks and then one by one, as long as the run still fails; return the others.
 
-    The result is 1-minimal if the attempts suffice: without any single one of its switches the run no longer fails so.
+    The result is 1-minimal if the attempts suffice: the run no longer fails in this way if one more switch is removed.
 
     Args:
         switches: choice -> rank of a schedule that fails.
-        fails: runs a schedule of these switches; returns those that it made if it failed in the same way, else None.
-        attempts: runs at most.
+        fails: runs a schedule of these switches; returns the switches that it made if it failed in the same way, else
+            None.
+        attempts: the largest number of runs.
 
     Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28 (2002).
     """
@@ -26,7 +27,7 @@ def shrink(switches: Switches, fails: Callable[[Switches], Switches | None], *, 
     while size >= 1 and attempts > 0:
         shorter = None
         items = sorted(best.items())
-        for start in reversed(range(0, len(items), size)):  # the last first: what came before stays as it was
+        for start in reversed(range(0, len(items), size)):  # the last first, so that the run before it stays the same
             if attempts == 0:
                 break
             attempts -= 1

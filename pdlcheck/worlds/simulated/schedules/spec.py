@@ -1,4 +1,4 @@
-"""Schedules by their names on the command line."""
+"""The names of schedules on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def schedule_of(text: str, *, seed: int = 0) -> Schedule:
 
     Args:
         text: ``first``, ``random:7``, ``pct:7,3``, ``pct:7,3,250`` or ``replay:4r1-17r0``.
-        seed: of ``random`` without a seed.
+        seed: used for ``random`` without a seed.
 
     Raises:
         ValueError: there is no such schedule.

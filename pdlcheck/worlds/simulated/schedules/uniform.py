@@ -1,4 +1,4 @@
-"""Every choice at random."""
+"""The schedule that makes every choice at random."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ __all__ = ["Random"]
 
 
 class Random:
-    """Any rank that can go on, with equal probability, from ``seed``.
+    """A schedule that chooses any rank that can go on, with equal probability, from ``seed``.
 
-    A run with ``c`` choices among at most ``n`` ranks takes one given path with a probability of at least ``n ** -c``:
-    good at what many schedules show, poor at an order of few operations that are far apart; see :class:`PCT`.
+    A run with ``c`` choices among at most ``n`` ranks takes one given path with a probability of at least ``n ** -c``.
+    The schedule is good at finding bugs that many schedules show. It is poor at finding an order of a few operations
+    that are far apart; see :class:`PCT`.
     """
 
     every_step = False
@@ -24,9 +25,11 @@ class Random:
         self._random = random.Random(seed)
 
     def begin(self, world_size: int) -> None:
+        """Start a run with the same random numbers."""
         self._random = random.Random(self.seed)
 
     def choose(self, point: SwitchPoint) -> int:
+        """Return a random rank that can go on."""
         return self._random.choice(point.runnable)
 
     def __str__(self) -> str:

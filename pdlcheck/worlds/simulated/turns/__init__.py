@@ -1,1 +1,1 @@
-"""Which simulated rank runs."""
+"""The turns of simulated ranks."""

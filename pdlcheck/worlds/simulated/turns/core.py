@@ -1,7 +1,7 @@
-"""All ranks on one core: only one of them runs at a time, and there a turn passes several times faster.
+"""The placement of all ranks on one core, where a turn passes several times faster. Only one rank runs at a time.
 
-Between cores each turn has to wake a sleeping one. A rank computes with one thread for the same reason; so its sums do
-not depend on the machine's number of cores either.
+Between cores, each turn would have to wake a sleeping core. A rank computes with one thread for the same reason. Its
+sums therefore do not depend on the number of cores either.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from contextlib import contextmanager, suppress
 
 __all__ = ["never_preempt", "on_one_core"]
 
-_all_cores: set[int] | None = None  # of the thread that is kept on one of them
+_all_cores: set[int] | None = None  # the cores of the thread that is kept on one of them
 _thread = threading.local()
 
 
 def _current_core() -> Callable[[], int] | None:
-    """What tells the core that a thread runs on; None where the system has no such call, or cannot keep it there."""
+    """Return a function that returns the core of the calling thread.
+
+    None if the system has no such call, or cannot keep a thread on a core.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return None
     return getattr(ctypes.CDLL(None), "sched_getcpu", None)
@@ -30,7 +33,7 @@ _core = _current_core()
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """While the block runs, this thread and those that it starts stay on the core that it is on."""
+    """Keep this thread, and the threads that it starts, on its present core while the block runs."""
     global _all_cores
     before = os.sched_getaffinity(0) if _core is not None else set()
     if _core is None or len(before) == 1 or (here := _core()) not in before:
@@ -46,10 +49,10 @@ def on_one_core() -> Iterator[None]:
 
 
 def never_preempt() -> None:
-    """Have the system wake the calling thread only when the one that woke it goes to sleep.
+    """Have the system wake the calling thread only when the thread that woke it goes to sleep.
 
-    Who passes the turn still holds the interpreter lock: a thread that ran at once would only wait for that, and a turn
-    takes half as long without.
+    The thread that passes the turn still holds the interpreter lock. A thread that ran at once would only wait for the
+    lock. Without that wait, a turn takes half as long.
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):
@@ -65,4 +68,4 @@ def _give_back() -> None:
 
 
 if _core is not None:
-    os.register_at_fork(after_in_child=_give_back)  # a worker of a DataLoader that a rank has made
+    os.register_at_fork(after_in_child=_give_back)  # for example in a DataLoader worker of a rank

@@ -1,7 +1,8 @@
-"""Time that passes while no rank can go on: ranks that sleep wake, and limits of waits come.
+"""The time that passes while no rank can go on: sleeping ranks wake, and time limits elapse.
 
-Ranks have no clock of their own: what others do in the meantime takes no time, and whatever can happen before a rank
-wakes, or a limit comes, does. So who wakes when is a matter of the program and the schedule, not of the machine.
+Ranks have no clock of their own: the work of other ranks takes no time. Everything that can happen before a rank wakes,
+or before a limit elapses, happens before it. The order therefore depends on the program and the schedule, and not on
+the machine.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ class _Limit(NamedTuple):
 
 
 class Elapsing:
-    """The sleeping ranks and the limits of one run."""
+    """The sleeping ranks and the time limits of one run."""
 
     def __init__(self) -> None:
-        self._now = 0.0  # in seconds; goes on with each rank that wakes and each limit that comes
+        self._now = 0.0  # in seconds; advances when a rank wakes and when a limit elapses
         self._wakes: dict[int, float] = {}  # by rank
         self._limits: list[_Limit] = []
         self._ends = math.inf
 
     @contextmanager
     def limit(self, seconds: float, rank: int, tell: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, ``tell`` is called once ``seconds`` have passed."""
+        """Call ``tell`` if ``seconds`` pass before the block ends."""
         entry = _Limit(seconds, rank, self._now + seconds, tell)
         self._limits.append(entry)
         try:
@@ -43,7 +44,7 @@ class Elapsing:
 
     @contextmanager
     def sleep(self, seconds: float, rank: int) -> Iterator[Callable[[], bool]]:
-        """The rank sleeps, until what it is given says that it is awake."""
+        """Put the rank to sleep in the block, and yield a function that returns whether it is awake."""
         self._wakes[rank] = self._now + seconds
         try:
             yield lambda: rank not in self._wakes
@@ -51,7 +52,11 @@ class Elapsing:
             self._wakes.pop(rank, None)
 
     def wake(self) -> bool:
-        """Wake the ranks whose time comes first, unless a limit or the end comes before it; True if there are any."""
+        """Wake the ranks whose time comes first, unless a limit or the end comes before it.
+
+        Returns:
+            True if a rank was woken.
+        """
         if not self._wakes:
             return False
         first = min(self._wakes.values())
@@ -62,11 +67,14 @@ class Elapsing:
         return True
 
     def end_within(self, seconds: float) -> None:
-        """Nobody wakes later than that: the run has failed, and what a rank waits for may never come."""
+        """Let no rank wake later than ``seconds`` from now.
+
+        The run has failed, and the event that a rank waits for may never come.
+        """
         self._ends = min(self._ends, self._now + seconds)
 
     def elapse(self) -> bool:
-        """Let a limit come, of several the shortest; False if there is none."""
+        """Let the shortest limit elapse; return False if there is none."""
         if not self._limits:
             return False
         shortest = min(self._limits, key=lambda limit: limit[:2])

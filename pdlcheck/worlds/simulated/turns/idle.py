@@ -1,6 +1,7 @@
-"""Ranks that have nothing to do: starting threads and making groups takes longer than most programs run on them.
+"""Idle ranks, which serve the next world of their size.
 
-They serve the next world of as many ranks, and only as long as nothing in them tells that another one came before.
+Starting threads and making groups takes longer than most programs run. Idle ranks serve another world only if nothing
+in them shows that there was one before.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from pdlcheck.worlds.simulated.network.network import Network
 
 __all__ = ["keep", "take"]
 
-_MOST = 4  # world sizes at a time
+_MOST = 4  # networks, one for each world size
 
-_idle: dict[int, Network] = {}  # by world size; the one used last comes last
+_idle: dict[int, Network] = {}  # by world size; the most recently used is last
 
 
 def take(world_size: int) -> Network | None:
-    """A network of as many ranks that nobody uses."""
+    """Return an idle network of this size, which then is no longer idle; None if there is none."""
     return _idle.pop(world_size, None)
 
 
 def keep(network: Network) -> None:
-    """Hold a network that is no longer used, or end its threads."""
+    """Keep a network that is no longer used, or end its threads if it is not as new."""
     if not network.rest():
         network.scheduler.close()
         return

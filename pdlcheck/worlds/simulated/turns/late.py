@@ -1,4 +1,4 @@
-"""Where each simulated rank is when its time is over, or Ctrl-C ends it."""
+"""The report of where each simulated rank is when its time limit elapses, or when Ctrl-C ends the run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["interrupted", "late"]
 
-_BEGINNING = re.compile(rf'\A(?:  File "{re.escape(threading.__file__)}", .*\n(?:    .*\n)*)+')  # of any thread's stack
-_DEBUGGERS = (bdb.__file__, "pydevd")  # in the path of a frame of a thread that a person has stopped
+# the first frames of every thread's stack
+_BEGINNING = re.compile(rf'\A(?:  File "{re.escape(threading.__file__)}", .*\n(?:    .*\n)*)+')
+_DEBUGGERS = (bdb.__file__, "pydevd")  # in the path of a frame of a thread that a debugger has stopped
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a rank did at one moment; ``waits_for`` counts where it ``is_blocked``."""
+    """The state of a rank at one moment; ``waits_for`` counts only if ``is_blocked``."""
 
     outcome: Outcome | None
     is_blocked: bool
@@ -36,7 +37,10 @@ class _Seen:
 def late(
     limit_s: float, ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread, turn_s: float
 ) -> RankTimeout | None:
-    """Make the error for ranks of which one runs, for ``turn_s``, and did not end; None where a debugger has it."""
+    """Return the error for ranks that have not ended within ``limit_s``; None if a debugger has stopped one.
+
+    ``running`` has the turn, and its turn has lasted ``turn_s`` seconds.
+    """
     seen, places = _look(ranks, threads)
     if any(name in place.stack for place in places.values() for name in _DEBUGGERS):
         return None
@@ -46,7 +50,7 @@ def late(
 
 
 def interrupted(ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread) -> str:
-    """In words, where each rank is as somebody presses Ctrl-C."""
+    """Return a text that states where each rank is when the user presses Ctrl-C."""
     seen, places = _look(ranks, threads)
     return rank_interrupt(_states(seen, places, running.rank), places)
 
@@ -54,9 +58,9 @@ def interrupted(ranks: Sequence[RankThread], threads: Sequence[threading.Thread]
 def _look(
     ranks: Sequence[RankThread], threads: Sequence[threading.Thread]
 ) -> tuple[dict[int, _Seen], dict[int, Place]]:
-    """All ranks, and where those are that have not ended.
+    """Return the state of all ranks, and the places of those that have not ended.
 
-    Nothing here may give up the interpreter lock before all are seen: a rank that has kept it would run on.
+    Nothing here may release the interpreter lock before all ranks are read: the running rank would go on.
     """
     seen = {
         rank.rank: _Seen(

@@ -1,7 +1,8 @@
-"""Ranks as threads of which one runs at a time; a schedule chooses the next one.
+"""The scheduler of simulated ranks: they are threads, one of which runs at a time. A schedule chooses the next one.
 
-A rank gives up its turn only at a switch point (an operation is posted, waited for, or polled), so a run is a function
-of the schedule. Each rank owns one lock; a switch releases the lock of the next rank and acquires the own one.
+A rank gives up its turn only at a switch point (an operation is posted, waited for, or polled). A run is therefore a
+function of the schedule. Each rank owns one lock. A switch releases the lock of the next rank and acquires the rank's
+own.
 """
 
 from __future__ import annotations
@@ -34,31 +35,34 @@ from pdlcheck.worlds.words import in_common
 __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
 ARE_THREADS = "simulated ranks are threads: run this on processes, with --world gloo"
-# as Python says it, and torch, whose rpc has one worker in a process
+# the texts of Python, and of torch, whose rpc has one worker in a process
 _OF_A_PROCESS = ("signal only works in main thread", "Container is already initialized with worker_id")
 _GRACE_S = 0.5  # for ranks to end after an interrupt
-_MAX_POLLS = 20_000  # in a row, by all ranks together, while nothing else happens: a tenth of a second
-_LAST_S = 5.0  # for ranks that sleep, after another has failed
-_PATIENCE_S = 60  # with ranks that sleep between polls: they may look for something outside, too
+_MAX_POLLS = 20_000  # in a row, of all ranks together, without another event: about a tenth of a second
+_LAST_S = 5.0  # for ranks that sleep after another rank has failed
+_PATIENCE_S = 60  # for ranks that sleep between polls, because they may wait for something outside the run
 
 _local = threading.local()
 
 
 def current_rank() -> RankThread | None:
-    """The simulated rank that this thread is, if it is one."""
+    """Return the simulated rank of this thread; None if the thread is not a rank."""
     return getattr(_local, "rank", None)
 
 
 class _GivenUp(BaseException):
-    """Ends a rank in the midst of its own code. Not an ``Exception``: neither the user nor pytest is to keep it."""
+    """The exception that ends a rank in the middle of its own code.
+
+    It is not an ``Exception``, so that neither the user's code nor pytest catches it.
+    """
 
 
 class RankGone(BaseException):
-    """Ends the thread of a rank that a fault took; no ``except Exception`` of the user's stops it."""
+    """The exception that ends the thread of a rank that a fault took; ``except Exception`` does not catch it."""
 
 
 class RankThread:
-    """One rank: its thread, its turn, what it waits for, and the torch state that belongs to it alone."""
+    """One rank: its thread, its turn, what it waits for, and its per-rank state."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -67,32 +71,32 @@ class RankThread:
         self.turn = threading.Lock()
         self.turn.acquire()
         self.ready: Callable[[], bool] | None = None  # None: can run; else: blocked until it returns True
-        self.waits_for: Any = None  # what a report says about the wait
+        self.waits_for: Any = None  # describes the wait in reports
         self.on_resume: list[Callable[[], None]] = []  # completions that must run in this rank's thread
-        self.acted = False  # since its turn began: has done or seen something that concerns other ranks
-        self.asked = False  # since it last slept: has polled
+        self.acted = False  # whether, since its turn began, it did or saw something that concerns other ranks
+        self.asked = False  # whether it has polled since it last slept
         self.outcome: Outcome | None = None
-        self.c10d: dict[str, Any] = {}  # what torch.distributed keeps for this rank
-        self.joined: dict[str, Any] = {}  # the same when it had just got its default group
+        self.c10d: dict[str, Any] = {}  # the state of torch.distributed for this rank
+        self.joined: dict[str, Any] = {}  # that state just after the rank had got its default group
         self.network: Any = None  # the engine of its process groups
-        self.devices: RankDevices | None = None  # where its CUDA code runs on the CPU
+        self.devices: RankDevices | None = None  # if its CUDA code runs on the CPU
 
     def begin(self, body: Callable[[], Any]) -> None:
-        """Give the rank something to run."""
+        """Give the rank a function to run."""
         self.body = body
         self.outcome = self.ready = self.waits_for = None
         self.acted = self.asked = False
 
 
 class Scheduler:
-    """Run functions on every rank to the end, or to the point where nobody can go on.
+    """The scheduler of one cluster: runs a function on every rank to its end, or until no rank can go on.
 
-    The rank threads live from the first run until :meth:`close`, as torch keeps part of a group's state by thread.
+    The rank threads live from the first run until :meth:`close`, because torch keeps part of a group's state by thread.
 
     Args:
         world_size: number of ranks.
-        stuck: makes the error for ranks that all wait, from (waiting ranks, all ranks).
-        elapse: called when no rank can go on, and none that sleeps wakes first; True if it has changed something.
+        stuck: returns the error for a deadlock, given (waiting ranks, all ranks).
+        elapse: called when no rank can go on and no sleeping rank wakes first; returns True if it changed something.
     """
 
     def __init__(
@@ -103,8 +107,8 @@ class Scheduler:
         elapse: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranks = [RankThread(rank) for rank in range(world_size)]
-        self.error: PdlcheckError | None = None  # a verdict about the whole world; every rank raises it
-        self.given_up = False  # an interrupt has come in the midst of a run: nothing further can run on these ranks
+        self.error: PdlcheckError | None = None  # the verdict of the whole run; every rank raises it
+        self.given_up = False  # whether an interrupt ended a run: nothing further can run on these ranks
         self.elapsing = Elapsing()
         self._stuck = stuck
         self._elapse = elapse
@@ -112,22 +116,22 @@ class Scheduler:
         self._threads: list[threading.Thread] = []
         self._running: RankThread | None = None
         self._turn_began = 0.0
-        self._polls = 0  # in a row
-        self._slept: float | None = None  # when a rank began to sleep between them
+        self._polls = 0  # the number of polls in a row
+        self._slept: float | None = None  # when a rank began to sleep between polls
         self._all_done = threading.Event()
 
     def seed(self, seed: int) -> None:
-        """From here on the random streams of the ranks start from ``seed``, in each run anew, but for what sets up."""
+        """Start the ranks' random streams from ``seed`` in every run, until a set-up run moves that start."""
         for rank in self.ranks:
             rank.state = RankState(rank.rank, len(self.ranks), seed)
 
     def run(
         self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, limit_s: float | None = None
     ) -> list[Outcome]:
-        """Call ``bodies[r]()`` as rank r; return how each rank ended.
+        """Call ``bodies[r]()`` as rank r, and return the outcome of each rank.
 
         Raises:
-            RankTimeout: a rank is busy after ``limit_s``. Nothing further can run on these ranks.
+            RankTimeout: a rank is busy after ``limit_s`` seconds. Nothing further can run on these ranks.
         """
         __tracebackhide__ = True
         self._schedule = schedule
@@ -161,7 +165,7 @@ class Scheduler:
         return [rank.outcome for rank in self.ranks if rank.outcome is not None]
 
     def _end_late(self, limit_s: float) -> None:
-        """Say where the ranks are; no limit counts where a debugger has stopped one."""
+        """Raise the error that states where the ranks are, or wait without a limit if a debugger has stopped one."""
         __tracebackhide__ = True
         running, turn_s = self._running, perf_counter() - self._turn_began
         error = late(limit_s, self.ranks, self._threads, running, turn_s) if running is not None else None
@@ -170,7 +174,10 @@ class Scheduler:
         self._all_done.wait()
 
     def _give_up(self, interrupt: BaseException) -> None:
-        """End the ranks: each at its next switch point, the running one at its next line; one may have no next line."""
+        """End the ranks: each at its next switch point, and the running one at its next line.
+
+        A rank that computes in C may have no next line. It is left behind.
+        """
         self._stopping = self.given_up = True
         if (running := self._running) is None:
             return
@@ -183,7 +190,7 @@ class Scheduler:
             rank.state.take_back()
 
     def rest(self) -> None:
-        """Hold on to nothing of the last run; :meth:`seed` comes before the next."""
+        """Drop everything that belongs to the last run. Call :meth:`seed` before the next run."""
         for rank in self.ranks:
             rank.body = rank.outcome = None
             del rank.state
@@ -194,7 +201,7 @@ class Scheduler:
             rank.body = None
             rank.turn.release()
         for thread in self._threads:
-            thread.join(timeout=1.0)  # a rank that computes for ever is left behind, as a daemon
+            thread.join(timeout=1.0)  # a rank that computes for ever is left behind as a daemon thread
 
     def _start(self) -> None:
         outlives_ranks()
@@ -202,23 +209,27 @@ class Scheduler:
             thread = threading.Thread(target=self._main, args=(rank,), name=f"rank {rank.rank}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the system refuses
+            except RuntimeError as error:  # the system starts no more threads
                 self.given_up = True
                 self.close()
                 raise _too_many(len(self.ranks), len(self._threads), error) from None
             self._threads.append(thread)
 
     def switch(self, pending: Any = None) -> None:
-        """Let the schedule choose who goes on; ``pending`` is what the running rank does when its turn comes again."""
+        """Let the schedule choose the next rank.
+
+        Args:
+            pending: what the running rank does when it has its turn again.
+        """
         me = running_rank()
         self._yield(me, "post", pending)
         me.acted = True
 
     def post(self, pending: Any) -> None:
-        """Like :meth:`switch`, for a rank that is about to post an operation.
+        """Do the same as :meth:`switch`, for a rank that is about to post an operation.
 
-        Where that is the first thing of its turn to concern another rank, there is nothing to choose: whoever could go
-        first now could as well when the turn was given.
+        If the post is the first act of the turn that concerns other ranks, there is nothing to choose. Every rank that
+        could go first now could also go first when the turn was given.
         """
         __tracebackhide__ = True
         me = running_rank()
@@ -230,7 +241,7 @@ class Scheduler:
         self.progress()
 
     def wait_until(self, ready: Callable[[], bool], waits_for: Any, pending: Any = None) -> None:
-        """Block the running rank until ``ready()``; ``waits_for`` is what a report says about it."""
+        """Block the running rank until ``ready()`` returns True. ``waits_for`` describes the wait in reports."""
         __tracebackhide__ = True
         me = running_rank()
         if ready():
@@ -244,10 +255,13 @@ class Scheduler:
                     break
         finally:
             me.ready = None
-        me.waits_for = None  # kept when the wait ends by an error: it is where the rank was stopped
+        me.waits_for = None  # an error leaves it set, to report where the rank was stopped
 
     def poll(self, waits_for: Any, pending: Any = None) -> None:
-        """Like :meth:`switch`, for a rank that asks whether something has happened; nobody may ask for ever."""
+        """Do the same as :meth:`switch`, for a rank that polls.
+
+        The run fails with ``Livelock`` if ranks poll too often in a row and nothing else happens.
+        """
         __tracebackhide__ = True
         me = running_rank()
         me.waits_for = waits_for
@@ -264,10 +278,10 @@ class Scheduler:
         me.acted = True
 
     def sleep(self, seconds: float) -> None:
-        """Let the others go on for so long: until none of them can, or those that can only poll."""
+        """Let the other ranks go on for ``seconds``: until none of them can, or until those that can only poll."""
         __tracebackhide__ = True
         me = running_rank()
-        if not me.asked:  # what it waits for comes from outside
+        if not me.asked:  # without polls, the rank waits for something outside the run
             self.progress()
         elif self._slept is None:
             self._slept = perf_counter()
@@ -276,17 +290,17 @@ class Scheduler:
             self.wait_until(awake, f"time.sleep({seconds:g})")
 
     def progress(self) -> None:
-        """Something has happened that a rank may be asking for."""
+        """Reset the count of polls, because something has happened that a rank may be polling for."""
         self._polls = 0
         self._slept = None
 
     def fail(self, error: PdlcheckError) -> None:
-        """Give a verdict about the whole world: every rank raises it at its next switch point."""
+        """Set the verdict of the whole run: every rank raises it at its next switch point. The first verdict counts."""
         if self.error is None:
             self.error = error
 
     def refuse(self, error: Unsupported) -> None:
-        """End the run for what a thread of a rank has done; ranks raise it at the latest when they return."""
+        """End the run because of an act of a rank's thread. Ranks raise the error when they return, at the latest."""
         self._refused = error
         self.fail(error)
 
@@ -295,7 +309,7 @@ class Scheduler:
     def _main(self, me: RankThread) -> None:
         _local.rank = me
         never_preempt()
-        with suppress(_GivenUp):  # which may come after the body has ended
+        with suppress(_GivenUp):  # it may come after the body has ended
             while not self.given_up:
                 me.turn.acquire()
                 if me.body is None:
@@ -323,7 +337,7 @@ class Scheduler:
             return Raised(me.rank, own, order=self._failures, site=site_of(error))
         except BaseException as error:
             self._fails(within_s=math.inf if isinstance(error, RankGone) else _LAST_S)
-            if self.error is not None and text_of(error).startswith(FROM_CALLBACK):  # torch has wrapped the verdict
+            if self.error is not None and text_of(error).startswith(FROM_CALLBACK):  # torch wraps the verdict
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
                 end_at_user_line(error)
@@ -348,12 +362,12 @@ class Scheduler:
             with forked_children_end():
                 return me.state.context.run(body)
         finally:
-            if not self.given_up:  # else the process is no longer this rank's to change
+            if not self.given_up:  # after an interrupt, a rank must not change the process
                 me.state.leave()
 
     def _yield(self, me: RankThread, kind: str, pending: Any) -> None:
         __tracebackhide__ = True
-        if self.error is None and not self._stopping:  # else the rank only ends
+        if self.error is None and not self._stopping:  # otherwise the rank only has to end
             self._pending[me.rank] = pending
         following = self._choose(kind, me.rank)
         me.acted = False
@@ -362,7 +376,7 @@ class Scheduler:
             self._running, self._turn_began = following, perf_counter()
             following.turn.release()
             me.turn.acquire()
-            if not self.given_up:  # as above
+            if not self.given_up:  # after an interrupt, the process is the controller's
                 me.state.restore()
         self._check(me)
 
@@ -388,19 +402,22 @@ class Scheduler:
                     self.error = self._stuck(waiting, self.ranks)
             return waiting[0]
         if self.error is not None or self._stopping:
-            return runnable[0]  # the ranks only end: nothing to choose
+            return runnable[0]  # the ranks only have to end, so there is nothing to choose
         if len(runnable) == 1 and not self.every_step:
             return runnable[0]
         point = SwitchPoint(kind, current, tuple([rank.rank for rank in runnable]), self._pending)
         try:
             return self.ranks[self._schedule.choose(point)]
-        except BaseException as error:  # it belongs to the controller; here it would end a thread that others wait for
+        except BaseException as error:  # raised in the controller; here it would end a thread that others wait for
             self._schedule_error = error
             self._stopping = True
             return runnable[0]
 
     def _call_back(self, me: RankThread, callback: Callable[[], None]) -> None:
-        """Run a callback of a future in the midst of a wait: it may communicate, and then it is what the rank does."""
+        """Run a callback of a future in the middle of a wait.
+
+        The callback may communicate. Reports then show what the callback waits for.
+        """
         __tracebackhide__ = True
         ready, waits_for = me.ready, me.waits_for
         me.ready = me.waits_for = None
@@ -408,7 +425,7 @@ class Scheduler:
             callback()
         finally:
             me.ready = ready
-        me.waits_for = waits_for  # kept when the callback ends by an error
+        me.waits_for = waits_for  # not restored after an error, to report where the callback was stopped
 
     def _livelock(self) -> Livelock:
         waiting = [rank for rank in self.ranks if rank.outcome is None]
@@ -422,7 +439,7 @@ class Scheduler:
         while me.on_resume:
             self._call_back(me, me.on_resume.pop(0))
         if self.error is not None:
-            raise copy(self.error)  # each rank its own traceback
+            raise copy(self.error)  # a copy, so that each rank has its own traceback
         if self._stopping:
             raise PeerFailed("another rank failed")
 
@@ -450,10 +467,10 @@ def _is_doing(rank: RankThread) -> str:
 
 
 def running_rank() -> RankThread:
-    """The simulated rank that this thread is.
+    """Return the simulated rank of this thread.
 
     Raises:
-        Unsupported: it is another thread. If a rank has started it, the run ends.
+        Unsupported: the thread is not a rank. If a rank has started the thread, the run ends.
     """
     me: RankThread | None = getattr(_local, "rank", None)
     if me is not None:

@@ -1,8 +1,9 @@
-"""Handlers of signals that a simulated rank sets are its own, as a process has its own.
+"""Signal handlers of simulated ranks: each rank has its own, as a process has its own.
 
-Python keeps handlers for the whole process and lets only the main thread set them. A handler of a rank is called where
-that rank sends the signal to its own process: ``signal.raise_signal``, ``os.kill(os.getpid(), ...)``. Signals from
-outside go to the controller. Those of timers do too, so a rank is still refused a handler for ``signal.alarm``.
+Python keeps handlers for the whole process, and only the main thread may set them. A rank's handler is called if that
+rank sends the signal to its own process: ``signal.raise_signal``, ``os.kill(os.getpid(), ...)``. Signals from outside
+go to the controller. Signals of timers go there too, so a rank that sets a handler for ``signal.alarm`` still gets
+Python's error.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NO_HANDLER = "signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a calla
 
 
 def _rank() -> RankThread | None:
-    """The simulated rank that asks; None in a process that it has forked, where it is the main thread."""
+    """Return the calling rank; None in a process that the rank has forked, where the rank is the main thread."""
     rank = current_rank()
     return None if rank is None or threading.current_thread() is threading.main_thread() else rank
 
@@ -52,7 +53,7 @@ def _signal(signalnum: Any, handler: Any, /) -> Any:
     if handler == before:
         return before
     if signalnum in _OF_TIMERS:
-        return _real_signal(signalnum, handler)  # which Python refuses
+        return _real_signal(signalnum, handler)  # Python raises: this is not the main thread
     rank.state.signal_handlers[int(signalnum)] = handler if callable(handler) else signal.Handlers(handler)
     return before
 
@@ -76,7 +77,11 @@ def _kill(pid: int, signalnum: Any, /) -> None:
 
 
 def _was_received(signalnum: Any, frame: FrameType) -> bool:
-    """By the rank that has sent the signal to itself; else it is for the whole process."""
+    """Return whether the rank that sent the signal to itself has received it; otherwise it is for the whole process.
+
+    Raises:
+        RuntimeError: the signal would end or stop the process.
+    """
     __tracebackhide__ = True
     rank = _rank()
     if rank is None or signalnum in _HARMLESS - rank.state.signal_handlers.keys():
@@ -93,7 +98,7 @@ def _was_received(signalnum: Any, frame: FrameType) -> bool:
 
 
 def _unless_replaced(ours: Any) -> Any:
-    """Return what makes the stand-in: the present function, if a program has put one of its own there."""
+    """Return a function that makes the stand-in, except where a program has put a function of its own."""
     return lambda present: ours if present in _REAL else present
 
 

@@ -1,8 +1,8 @@
-"""``time.sleep`` of a simulated rank gives the others their turn.
+"""The ``time.sleep`` of simulated ranks, which gives other ranks their turn.
 
-A rank that waits in a loop for a file, or for a flag in memory, may need another rank for it. While another can go on
-nobody sleeps; where none can, the first to wake does, as long as it has said and as long as its processes and threads
-may need.
+A rank that waits in a loop for a file, or for a flag in memory, may need another rank to set it. No rank sleeps while
+another can go on. If none can, the rank that wakes first sleeps as long as it requested, because its processes and
+threads may need that time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def _sleep(seconds: float, /) -> None:
 
 
 def _must_keep_turn() -> bool:
-    """In a process that a rank has forked nobody takes a turn, and in an import others would wait for its lock."""
+    """Return whether the calling thread must not give up its turn.
+
+    A process that a rank has forked has no turns. In an import, other ranks would wait for the import lock.
+    """
     if getattr(_thread, "is_forked", False):
         return True
     return any((frame.f_code.co_filename, frame.f_code.co_name) == _IMPORTS for frame, _ in walk_stack(None))
@@ -46,7 +49,7 @@ PATCHES = (
     Patch(
         time,
         "sleep",
-        lambda present: _sleep if present is _real else present,  # else it is the program's own
+        lambda present: _sleep if present is _real else present,  # otherwise the program has its own
         "a simulated rank that sleeps gives the other ranks their turn",
         everywhere=True,
     ),

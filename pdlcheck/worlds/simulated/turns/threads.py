@@ -1,7 +1,7 @@
-"""Threads that a simulated rank starts: they see the groups of that rank, and may not communicate.
+"""Threads that a simulated rank starts: they see the groups of that rank, and must not communicate.
 
-A rank is one thread, and a schedule chooses what it does next. An operation of another thread would be beside the
-schedule, so it ends the run, whatever the thread makes of the error.
+A rank is one thread, and a schedule chooses what it does next. An operation of another thread would bypass the
+schedule. It therefore ends the run, even if the thread catches the error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINE = "_started_at"
 
 
 def follow_threads(current_rank: Callable[[], Any]) -> Patch:
-    """Return the patch by which a new thread knows the rank that started it.
+    """Return the patch that records, for each new thread, the rank that started it.
 
     Args:
         current_rank: returns the rank of a rank's thread.
@@ -43,15 +43,15 @@ def follow_threads(current_rank: Callable[[], Any]) -> Patch:
 
 
 def rank_behind() -> Any:
-    """The simulated rank that has started this thread, itself or through other threads; None for the rank's own."""
+    """Return the rank that has started this thread, itself or through other threads; None in the rank's own thread."""
     return getattr(threading.current_thread(), _NAME, None)
 
 
 def started_at() -> str:
-    """The user's line that has started this thread, itself or through other threads."""
+    """Return the user's line that has started this thread, itself or through other threads."""
     return getattr(threading.current_thread(), _LINE, "")
 
 
 def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise ``error`` in a thread that runs Python code; in one that is inside a call of C, when that returns."""
+    """Raise ``error`` in a thread that runs Python code; in a thread inside a C call, when that call returns."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))

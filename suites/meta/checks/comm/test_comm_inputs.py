@@ -169,6 +169,27 @@ def test_sums_of_any_floats_may_be_added_in_any_order(world, dtype):
             check_all_reduce(broken, inputs, world)
 
 
+def with_the_largest_number_for_inf(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+    torch.view_as_real(tensor).nan_to_num_(nan=torch.nan) if tensor.is_complex() else tensor.nan_to_num_(nan=torch.nan)
+
+
+def with_zero_for_nan(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+    tensor[tensor.isnan()] = 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_an_input_that_is_not_finite_decides_its_own_element_alone(world, dtype):
+    inputs = [one.to(dtype).clone() for one in drawn(torch.complex64 if dtype.is_complex else dtype)]
+    inputs[0].view(-1)[0] = complex(torch.inf, 1) if dtype.is_complex else torch.inf
+    inputs[1].view(-1)[1] = torch.nan
+    check_all_reduce(summed, inputs, world)
+    for broken in (with_the_largest_number_for_inf, with_zero_for_nan, without_the_last_rank):
+        with pytest.raises(AssertionError, match=f"{broken.__name__}: rank 0 holds"):
+            check_all_reduce(broken, inputs, world)
+
+
 def test_a_sum_that_no_order_changes_is_exact(world):
     """Of sixteenths, too; with a number that is far larger the order counts."""
     sixteenths = [one / 16 for one in WHOLE]
