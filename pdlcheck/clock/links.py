@@ -77,7 +77,7 @@ class Topology:
             raise ValueError(f"hosts={self.hosts} needs devices, the number of ranks on each, such as devices=8")
 
     def check(self, world_size: int) -> None:
-        """Raise ``ValueError`` if there is no place for so many ranks, or an entry of ``links`` names a rank that does not exist."""
+        """Raise ``ValueError`` if the topology has no place for so many ranks, or ``links`` names an unknown rank."""
         if self.hosts is not None and self.devices is not None and world_size > self.hosts * self.devices:
             raise ValueError(
                 f"a topology of {self.hosts} hosts x {self.devices} devices has no place for world_size={world_size}; "

@@ -56,21 +56,27 @@ class Run(Protocol):
     @property
     def world_size(self) -> int:
         """Return the number of ranks."""
+
     @property
     def spans(self) -> Sequence[Span]:
         """Return the spans of all ranks."""
+
     @property
     def messages(self) -> Sequence[Message]:
         """Return the messages between ranks."""
+
     @property
     def in_steps(self) -> bool:
         """Return whether times count steps, because there was no topology."""
+
     @property
     def end(self) -> float:
         """Return the end of the run, in seconds or steps."""
+
     @property
     def overlap(self) -> float | None:
         """Return the share of the communication during which the same rank computes; None without communication."""
+
     @property
     def bubble(self) -> float:
         """Return the share of all ranks' time in which they neither compute nor communicate."""

@@ -142,7 +142,7 @@ class _Replay:
         return max(clock, exchange.end_s)
 
     def _is_stuck(self, rank: int) -> bool:
-        """Return whether the rank is not at its end although no event is left: its partner waits for ever, and so does it."""
+        """Return whether the rank is not at its end although no event is left: it and its partner wait for ever."""
         return self._next[rank] < len(self._trace.programs[rank])
 
     def _stuck(self, rank: int) -> Span:

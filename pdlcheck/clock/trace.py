@@ -1,4 +1,4 @@
-"""What each rank did, in its own order and without times: the input of :mod:`pdlcheck.clock.replay`."""
+"""The actions of each rank, in its own order and without times: the input of :mod:`pdlcheck.clock.replay`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ class Act:
     """One rank's part in an operation.
 
     Args:
+        rank: the rank.
         op: ``send``, ``recv``, ``all_reduce``, ...
-        what: the operation in words.
+        what: a description of the operation.
         where: the user's source line.
-        nbytes: of the tensors that the rank gives, or takes in a receive.
-        buffered: a send that ends without its receive.
+        nbytes: bytes of the tensors that the rank passes in, or of the tensor of a receive.
+        buffered: a send that returns before its receive is posted.
+        waited: the rank waits for the operation.
+        completed: the wait has ended without an error.
+        run: the trace in which it was posted.
+        exchange: the matched acts, once all partners are there.
+        posted_s: the time of the post; the replay sets it.
     """
 
     rank: int
@@ -29,15 +35,15 @@ class Act:
     nbytes: int
     buffered: bool = False
     waited: bool = False
-    completed: bool = False  # the wait has ended well
-    run: Trace | None = None  # in which it was posted
-    exchange: Exchange | None = None  # once all partners are there
-    posted_s: float = 0.0  # filled in by the replay
+    completed: bool = False
+    run: Trace | None = None
+    exchange: Exchange | None = None
+    posted_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Exchange:
-    """Acts that belong together: a send and its receive, or those of a collective in group order."""
+    """Acts that belong together: a send and its receive, or the acts of a collective in group order."""
 
     acts: Sequence[Act]
     root: int = 0
@@ -46,7 +52,7 @@ class Exchange:
 
 @dataclass(eq=False, slots=True)
 class Compute:
-    """The rank computes."""
+    """A computation of the rank."""
 
     seconds: float
     where: str
@@ -54,14 +60,14 @@ class Compute:
 
 @dataclass(eq=False, slots=True)
 class Post:
-    """The rank posts an operation and goes on."""
+    """The post of an operation; the rank continues."""
 
     act: Act
 
 
 @dataclass(eq=False, slots=True)
 class Wait:
-    """The rank waits until the operation is complete."""
+    """A wait of the rank until the operation is complete."""
 
     act: Act
 
@@ -70,7 +76,7 @@ class Wait:
 class Trace:
     """The program of each rank as it ran.
 
-    ``by_schedule``: why it might run otherwise under another schedule, such as a receive from any rank.
+    ``by_schedule``: the reasons why it might run otherwise under another schedule, such as a receive from any rank.
     """
 
     world_size: int
@@ -81,19 +87,23 @@ class Trace:
         self.programs = [[] for _ in range(self.world_size)]
 
     def compute(self, rank: int, seconds: float, where: str) -> None:
+        """Record a computation."""
         self.programs[rank].append(Compute(seconds, where))
 
     def post(self, act: Act) -> None:
+        """Record the post of an operation."""
         act.run = self
         self.programs[act.rank].append(Post(act))
 
     def wait(self, act: Act) -> None:
+        """Record the first wait for an operation of this trace."""
         if act.run is self and not act.waited:
             act.waited = True
             self.programs[act.rank].append(Wait(act))
 
     def meet(self, acts: Sequence[Act], root: int, payload: Payload) -> None:
-        if all(act.run is self for act in acts):  # else a part of it was left over by an earlier run
+        """Record that the acts belong together."""
+        if all(act.run is self for act in acts):  # an act may be left over from an earlier run
             exchange = Exchange(acts, root, payload)
             for act in acts:
                 act.exchange = exchange

@@ -1,7 +1,7 @@
 """Calls of Hypothesis's ``note``, ``event`` and ``target`` in the body of a property that runs on ranks.
 
-The example belongs to the controller, so the calls are repeated there: notes get the rank as a prefix, and targets get
-it as a label if they differ between ranks.
+The example belongs to the controller, so the calls are repeated there. Notes get the rank as a prefix; targets get it
+in their labels if they differ between ranks.
 """
 
 from __future__ import annotations

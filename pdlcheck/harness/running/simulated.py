@@ -161,7 +161,7 @@ class SimulatedItem:
         record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
 
     def call(self, drawn: dict[str, Any]) -> None:
-        """Run the body on every rank, under each schedule of the marker ``schedules``."""
+        """Run the body on every rank; with the marker ``schedules``, under each of its schedules."""
         __tracebackhide__ = True
         if self._is_async:
             _refuse_async()

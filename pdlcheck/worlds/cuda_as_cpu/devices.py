@@ -26,7 +26,7 @@ class RankDevices:
         self.streams: dict[int, Any] = {}  # the current stream of each device
 
     def index(self, device: Any) -> int:
-        """Return the index of ``device``: an index, ``cuda``, ``cuda:1`` or a :class:`torch.device`; None is the current one.
+        """Return the index of ``device``: an index, ``cuda``, ``cuda:1`` or a :class:`torch.device`; None is the current.
 
         Raises:
             ValueError: ``device`` is not a CUDA device.

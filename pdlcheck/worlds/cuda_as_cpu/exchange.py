@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed.fsdp.sharded_grad_scaler  # imported before a default group exists, because a default argument captures it
+import torch.distributed.fsdp.sharded_grad_scaler  # import it before a default group exists: an argument default keeps it
 import torch.serialization as serialization
 
 from pdlcheck.compat.patches import Patch, Patches

@@ -51,7 +51,10 @@ def _on_ranks(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _for_users(stand_in: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a maker of replacements for a query; torch's own code gets the true answer and takes its paths for the CPU."""
+    """Return a maker of replacements for a query.
+
+    torch's own code gets the true answer, so that it takes its paths for the CPU.
+    """
 
     def make(real: Any) -> Any:
         @wraps(real, updated=())

@@ -92,7 +92,7 @@ class WatchedGroup(dist.ProcessGroup):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Return the global ranks in group order; they are ranks of the world, whatever default group this one belongs to."""
+        """Return the global ranks in group order: ranks of the world, whatever default group this one belongs to."""
         return self._members
 
     # -- attributes that torch reads ---------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What each simulated rank has for itself of what Python and torch keep for a process."""
+"""Per-rank state: the state of Python and torch that each simulated rank has for itself."""

@@ -1,4 +1,4 @@
-"""Each simulated rank has arguments of its own, as if they had been sent: no rank sees what another does to them."""
+"""The arguments of each simulated rank, copied as if they had been sent: no rank sees another rank's changes to them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ __all__ = ["own_copy"]
 def own_copy(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, of: str = ""
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Copies of the arguments of a call of ``fn``; ``of``: what that is called.
+    """Return copies of the arguments of a call of ``fn``.
+
+    ``of`` is the name of the function in an error; default: its own name.
 
     Raises:
-        TypeError: an argument cannot be copied; says which.
+        TypeError: an argument cannot be copied. The error names it.
     """
     __tracebackhide__ = True
     try:
         return deepcopy((args, kwargs))
-    except PdlcheckError:  # such as of a tensor that a pending operation writes
+    except PdlcheckError:  # for example because a pending operation writes one of the tensors
         raise
-    except Exception as error:  # copying runs code of any class
+    except Exception as error:  # copying runs code of arbitrary classes
         trouble = error
     raise unsendable_call(fn, args, kwargs, lambda value: None if value is fn else _trouble(value), of=of) or trouble
 
@@ -33,6 +35,6 @@ def own_copy(
 def _trouble(value: Any) -> Exception | None:
     try:
         deepcopy(value)
-    except Exception as error:  # it is handed on
+    except Exception as error:  # returned to the caller
         return error
     return None

@@ -1,7 +1,7 @@
-"""What torch keeps about CUDA devices where it was built for them and the machine has none.
+"""The guard of CUDA devices in a torch that was built for CUDA, on a machine without one.
 
-A fake tensor, as DTensor makes them, then needs a guard of devices that are not there. Up to torch 2.11 the thread that
-first needs it owns it, and all threads use it: when that thread, a rank, has ended, the next use is a crash.
+A fake tensor, as DTensor makes them, then needs a guard of devices that do not exist. Up to torch 2.11, the thread that
+first needs the guard owns it, and all threads use it. If that thread is a rank and has ended, the next use crashes.
 
 Source: pytorch/pytorch#178950.
 """
@@ -17,8 +17,8 @@ __all__ = ["outlives_ranks"]
 
 @cache
 def outlives_ranks() -> None:
-    """Let this thread own the guard. To be called before ranks run, by who lives longer than they."""
-    # a count that is looked up does not start the driver, after which no process could fork and use CUDA
+    """Let the calling thread own the guard. Call this before ranks run, in a thread that outlives them."""
+    # device_count() does not start the driver; once it is started, no forked process can use CUDA
     own = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if own is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
         own()

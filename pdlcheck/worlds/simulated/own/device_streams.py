@@ -1,7 +1,7 @@
 """The random streams of CUDA devices: a process has one for each device, and so has each rank while it runs.
 
-There is nothing to swap until something on a device has been asked for. torch then makes good the seeds that it was
-given before; those of ranks it is not told (it would keep each with a stack trace), but finds here.
+Nothing is swapped until a device is used. torch then applies the seeds that it was given before. It is not given the
+seeds of ranks, because it would store each with a stack trace. This module applies those.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 __all__ = ["DeviceStreams", "in_use", "of_controller", "seed_present"]
 
 _BUILT = torch.version.cuda is not None
-_queue: Any = getattr(torch.cuda, "_lazy_seed_tracker", None)  # the seeds that torch will make good
-_present: DeviceStreams | None = None  # of the rank that runs, or ran last
+_queue: Any = getattr(torch.cuda, "_lazy_seed_tracker", None)  # the seeds that torch applies when a device is used
+_present: DeviceStreams | None = None  # the streams of the rank that runs, or ran last
 
 
 class DeviceStreams:
-    """Those of one rank, while another one runs.
+    """The streams of one rank while another one runs.
 
     Args:
-        seed: where they begin.
+        seed: the seed from which the streams start.
     """
 
     def __init__(self, seed: int) -> None:
@@ -32,32 +32,32 @@ class DeviceStreams:
         self._states: list[Tensor] = []  # one for each device, once they are in use
 
     def put(self) -> None:
-        """The rank runs: the process's streams are its own."""
+        """Make the process's streams those of this rank, because it runs now."""
         global _present
         _present = self
         if in_use():
             self.begin()
 
     def begin(self) -> None:
-        """Where they were, or by the seed."""
+        """Continue the streams where they stopped, or start them from the seed."""
         if not self._states:
             _seed(self._seed)
         for generator, state in zip(torch.cuda.default_generators, self._states, strict=False):
             generator.set_state(state)
 
     def take(self) -> None:
-        """The rank gives up its turn, or has ended."""
+        """Save the streams, because the rank gives up its turn or has ended."""
         if in_use():
             self._states = [generator.get_state() for generator in torch.cuda.default_generators]
 
     def copy(self) -> DeviceStreams:
-        """Others that begin where these are."""
+        """Return other streams that start where these are."""
         other = DeviceStreams(self._seed)
         other._states = self._states
         return other
 
     def seed(self, seed: int) -> None:
-        """The rank has called ``torch.manual_seed``."""
+        """Seed the streams, because the rank has called ``torch.manual_seed``."""
         self._seed = seed
         if in_use():
             _seed(seed)
@@ -71,9 +71,10 @@ def seed_present(seed: int) -> None:
 
 @contextmanager
 def of_controller() -> Iterator[None]:
-    """While the block runs, devices that come into use begin with the seed of the rank that runs.
+    """Let devices that are first used in the block start from the seed of the rank that runs.
 
-    Afterwards the controller's streams are where they were, or where it has told torch to begin.
+    Afterwards the controller's streams are where they were. If a device was first used in the block, they start where
+    the controller's calls of torch placed them.
     """
     own = DeviceStreams(torch.initial_seed())
     if in_use():
@@ -98,12 +99,12 @@ def of_controller() -> Iterator[None]:
 
 
 def in_use() -> bool:
-    """Whether this process has used a CUDA device."""
+    """Return whether this process has used a CUDA device."""
     return _BUILT and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _begin_present() -> None:
-    """Torch has begun to use devices."""
+    """Start the streams of the rank that runs, because torch has begun to use devices."""
     if _present is not None:
         _present.begin()
 

@@ -1,8 +1,8 @@
-"""Where warnings and text of a rank go: ``catch_warnings``, ``redirect_stdout`` and their kin divert those of one rank.
+"""The warnings and text of a rank: ``catch_warnings``, ``redirect_stdout`` and similar tools divert those of one rank.
 
-So does a program that leaves text to rank 0, and gives the others a ``print`` or a stream of their own that drops it.
-Python keeps that for the whole process. A rank that has diverted nothing has what the controller has. What it does to
-the list of filters in place, as ``warnings.simplefilter`` outside of ``catch_warnings``, is everybody's.
+A program may also leave text to rank 0, and give other ranks a ``print`` or a stream that drops it. Python keeps all of
+this for the whole process. A rank that has diverted nothing has the controller's settings. Changes to the list of
+filters in place, such as ``warnings.simplefilter`` outside of ``catch_warnings``, apply to every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _warnings = vars(warnings)  # ``_showwarnmsg_impl``, by which pytest.warns recor
 
 
 class Diverted(NamedTuple):
-    """What the modules ``warnings``, ``sys`` and ``builtins`` hold."""
+    """The values that the modules ``warnings``, ``sys`` and ``builtins`` hold."""
 
     filters: Any
     shown: Any
@@ -39,10 +39,10 @@ _present = _controllers = _read()
 
 
 def present() -> Diverted:
-    """What is in force now; the same object as long as nobody diverts anything."""
+    """Return the values in force. The object stays the same as long as no code diverts anything."""
     global _present
     if (
-        _present.filters is not warnings.filters  # each catch_warnings has a list of its own
+        _present.filters is not warnings.filters  # each catch_warnings makes a new list
         or _present.out is not sys.stdout
         or _present.err is not sys.stderr
         or _present.prints is not print
@@ -52,7 +52,7 @@ def present() -> Diverted:
 
 
 def put_back(wanted: Diverted) -> None:
-    """Put that in force, after :func:`present` has told what was."""
+    """Put ``wanted`` in force. Call :func:`present` first, which reads the values that are in force."""
     global _present
     if wanted is _present:
         return
@@ -62,20 +62,20 @@ def put_back(wanted: Diverted) -> None:
     if before.prints is not wanted.prints:
         builtins.print = wanted.prints
     if before.shown_by is not wanted.shown_by or before.shown is not wanted.shown or before.filters != wanted.filters:
-        with warnings.catch_warnings():  # Python forgets which warnings were shown: not to this rank
+        with warnings.catch_warnings():  # Python forgets the shown warnings, because this rank has not shown them
             pass
 
 
 def begin(kept: Diverted | None) -> None:
-    """A rank starts, with the warnings that it has kept from the run before."""
+    """Start a rank with the warnings settings that it has kept from its previous run, if any."""
     put_back(_controllers if kept is None else kept._replace(**_text(_controllers)))
 
 
 def end(*, leaves: bool) -> Diverted | None:
-    """A rank has ended: what it keeps for the next run, if anything.
+    """Return what a rank that has ended keeps for its next run; None if it keeps nothing.
 
-    ``leaves``: it has set up, or taken down, what later runs are to have: its streams, as those of pytest's capsys, are
-    everybody's.
+    ``leaves``: the rank has set up, or torn down, state for later runs. All ranks then get its streams, for example
+    those of pytest's capsys.
     """
     global _controllers
     left = present()
@@ -85,13 +85,13 @@ def end(*, leaves: bool) -> Diverted | None:
 
 
 def _text(diverted: Diverted) -> dict[str, Any]:
-    """Where text goes."""
+    """Return the destinations of text."""
     return {"out": diverted.out, "err": diverted.err, "prints": diverted.prints}
 
 
 @contextmanager
 def controllers() -> Iterator[None]:
-    """Give the controller its own warnings after the block."""
+    """Restore the controller's own warnings and text after the block."""
     global _controllers, _present
     _controllers = _present = _read()
     try:

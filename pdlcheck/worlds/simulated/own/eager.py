@@ -1,7 +1,7 @@
-"""Simulated ranks run what was given to ``torch.compile`` as it is written.
+"""The functions given to ``torch.compile``, which simulated ranks run as they are written.
 
-A process keeps one set of compiled code for all its threads, and Dynamo puts ``dist.get_rank()`` into it as a constant:
-the second rank would run the code of the first. On processes each rank compiles its own.
+A process keeps one set of compiled code for all its threads. Dynamo puts ``dist.get_rank()`` into that code as a
+constant, so the second rank would run the code of the first. On processes each rank compiles its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["compile_patches"]
 
 
 class _Stance:
-    """What ``torch.compiler.set_stance`` has set, for all but ranks."""
+    """The stance that ``torch.compiler.set_stance`` has set. On ranks it is always ``force_eager``."""
 
     def __init__(self, of_the_process: Any) -> None:
         self._of_the_process = of_the_process
@@ -29,10 +29,11 @@ class _Stance:
 
 
 def compile_patches(put_late: Callable[[], None]) -> tuple[Patch, ...]:
-    """Return the patches that let ranks run what they compile as it is written.
+    """Return the patches that make ranks run a compiled function as it is written.
 
     Args:
-        put_late: puts the patch of Dynamo, which ``torch.compile`` imports. That takes long, and few need it.
+        put_late: puts the patch of Dynamo, which ``torch.compile`` imports. The import takes long, and few programs
+            need it.
     """
 
     def see_to_it(compile: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Flags that torch keeps for the whole process in C++, and that its context managers set: a rank has its own.
+"""Flags that torch keeps for the whole process in C++, and that its context managers set: each rank has its own.
 
-They are about kernels of attention (``sdpa_kernel``), determinism, the detection of anomalies, oneDNN, and the
-precision of products in float32. With them goes the start method of multiprocessing, which a program sets once.
+They control attention kernels (``sdpa_kernel``), determinism, anomaly detection, oneDNN, and the precision of products
+in float32. The start method of multiprocessing, which a program sets once, is one of them too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _getters: list[Callable[[], Any]] = [
 
 
 def present() -> tuple[Any, ...]:
-    """All of them, in one order."""
+    """Return all flags, always in the same order."""
     return tuple([get() for get in _getters])
 
 
 def put(wanted: tuple[Any, ...]) -> None:
-    """Set those that are otherwise."""
+    """Set the flags that differ from ``wanted``."""
     now = present()
     if now == wanted:
         return

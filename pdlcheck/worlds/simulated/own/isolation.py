@@ -1,26 +1,36 @@
-"""What belongs to a rank although torch and Python keep it for the whole process.
+"""Per-rank state: what torch and Python keep for the whole process, swapped so that each rank has its own.
 
-Swapped at every switch: the random streams of torch, those of CUDA devices that are in use (``device_streams.py``, all
-in this folder), numpy and Python, the default dtype, the environment, where warnings and text go (``diverted.py``),
-what context managers and global hooks of torch have set (``torchs_own.py``, ``flags.py``). Grad mode, autocast,
-inference mode and the default device are per thread in torch already, as context variables are in Python; ranks begin
-with the controller's (``of_thread.py``).
+Swapped at every switch (all modules are in this folder):
 
-Not swapped, but for the modules that a world's ``own_globals`` names (``modules.py`` in ``own_globals/``):
-the module globals of the user's code, and what can be reached from them. A program that lets one rank see
-what another has put there ends otherwise on processes. :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a
-session on ``sim`` and on processes, tell so where verdicts differ, and find out by experiment which globals it takes:
-a simulated run in which they are exchanged at each switch (``run.py`` in ``own_globals/``) must end as
-processes did, with one of them alone. Setting the same constant on every rank, a log or a late import makes no
-difference and is not named. A global model whose gradients two ranks compute at a time is refused
+- the random streams of torch, of CUDA devices that are in use (``device_streams.py``), of numpy and of Python;
+- the default dtype;
+- the environment;
+- where warnings and text go (``diverted.py``);
+- what context managers and global hooks of torch have set (``torchs_own.py``, ``flags.py``).
+
+Grad mode, autocast, inference mode and the default device are per thread in torch already, and context variables are
+per thread in Python. Ranks start with the controller's (``of_thread.py``).
+
+Not swapped: the module globals of the user's code, and everything that can be reached from them. The exception are the
+modules that a world's ``own_globals`` names (``modules.py`` in ``own_globals/``). If one rank sees in such a global
+what another rank has put there, the program ends differently on processes.
+:func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a session on ``sim`` and on processes, report verdicts that
+differ. They find the responsible globals by
+experiment: a simulated run in which these are exchanged at each switch (``run.py`` in ``own_globals/``) must end as
+processes did, with only one of them. The same constant set on every rank, a log, or a late import makes no difference
+and is not named. A global model raises an error if two ranks compute its gradients at the same time
 (:mod:`pdlcheck.worlds.simulated.network.backward`).
 
-That run is an imitation. It does not exchange what installed packages and the standard library hold (a rank's logging
-set-up is everybody's), objects with ``__slots__``, generators, iterators other than ``itertools.count``, files and
-locks, tensors inside tuples or above 16 MiB, containers of more than 10 000 items and what lies behind the first 20 000
-objects; caches of ``lru_cache`` start empty. What fixtures of ranks do to globals stays shared, and so do default
+That run is an imitation. It does not exchange:
+
+- the state of installed packages and of the standard library (a rank's logging set-up applies to every rank);
+- objects with ``__slots__``, generators, iterators other than ``itertools.count``, files and locks;
+- tensors inside tuples or above 16 MiB;
+- containers of more than 10 000 items, and what is reached only after the first 20 000 objects.
+
+Caches of ``lru_cache`` start empty. Changes that fixtures of ranks make to globals stay shared, and so do default
 arguments that are tensors. Test and pool start from the modules as collected: what earlier tests left on the processes
-is unknown here. Sessions of pytest-xdist do not compare, as a worker sees the verdicts of one world.
+is unknown here. Sessions of pytest-xdist do not compare, because a worker sees the verdicts of one world.
 """
 
 from __future__ import annotations
@@ -48,13 +58,13 @@ from pdlcheck.worlds.simulated.own.streams import python_stream, set_python_stre
 __all__ = ["Observer", "Own", "RankState", "isolated_controller"]
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_OF_ALL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", INSIDE: "1"}  # nobody listens at that address
-_environment: Any = os.environb if os.supports_bytes_environ else os.environ  # which takes twice as long
-_variables: Any = getattr(_environment, "_data", _environment)  # the same, where it can be read as a plain dict
+_OF_ALL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", INSIDE: "1"}  # no process listens at that address
+_environment: Any = os.environb if os.supports_bytes_environ else os.environ  # os.environ takes twice as long
+_variables: Any = getattr(_environment, "_data", _environment)  # the same, as a plain dict if Python has one
 _set_numpy = getattr(np.random, "set_bit_generator")  # noqa: B009 - its type stub does not export it
 _get_numpy = getattr(np.random, "get_bit_generator")  # noqa: B009
-observer: Observer | None = None  # while a run is diagnosed
-_everybodys: dict[Any, Any] = {}  # the controller's environment, as the run began
+observer: Observer | None = None  # set while a run is diagnosed
+_everybodys: dict[Any, Any] = {}  # the controller's environment at the start of the run
 _generators: list[np.random.MT19937] = []  # one for each rank: making one takes longer than a small run
 
 
@@ -72,27 +82,27 @@ def _environment_of(rank: int, world_size: int) -> dict[Any, Any]:
 
 
 class Observer(Protocol):
-    """Follows the turns of the ranks; see :mod:`pdlcheck.worlds.simulated.own_globals.run`."""
+    """An observer of the ranks' turns; see :mod:`pdlcheck.worlds.simulated.own_globals.run`."""
 
     def arrive(self, rank: int) -> None:
-        """``rank`` has the turn now; it is -1 for the controller."""
+        """Handle that ``rank`` has the turn now; -1 is the controller."""
 
     def call(self, fn: Callable[..., Any]) -> None:
-        """The controller is about to call ``fn`` on the ranks."""
+        """Handle that the controller is about to call ``fn`` on the ranks."""
 
 
 class Own(Protocol):
-    """Something more that is in force while one rank runs."""
+    """Additional state that is in force while one rank runs."""
 
     def leave(self) -> None:
-        """Take it back: the rank gives up its turn, or has ended."""
+        """Take the state back, because the rank gives up its turn or has ended."""
 
     def arrive(self) -> None:
-        """Do it again: the rank goes on, or starts anew."""
+        """Put the state in force again, because the rank goes on or starts anew."""
 
 
 class _First(NamedTuple):
-    """What a run of one rank begins with."""
+    """The state that a run of one rank begins with."""
 
     torch: Tensor
     devices: DeviceStreams
@@ -102,7 +112,7 @@ class _First(NamedTuple):
 
 
 class RankState:
-    """The process-wide state of one rank, while another rank runs."""
+    """The per-rank state of one rank while another rank runs."""
 
     def __init__(self, rank: int, world_size: int, seed: int) -> None:
         self._rank = rank
@@ -110,20 +120,20 @@ class RankState:
         self._numpy = _generator_of(rank)
         self._environment = _environment_of(rank, world_size)
         self._kept: diverted.Diverted | None = None
-        self._first: _First | None = None  # else a run begins with the seed
-        self._changed: dict[Any, Any] = {}  # of the environment, by the rank's code; None: taken out
-        self._given: of_thread.Settings | None = None  # the controller's that this rank has taken over
+        self._first: _First | None = None  # None: a run begins with the seed
+        self._changed: dict[Any, Any] = {}  # variables that the rank's code has changed; None: removed
+        self._given: of_thread.Settings | None = None  # the controller's settings that this rank has taken over
         self._base: contextvars.Context | None = None
-        self.context = contextvars.Context()  # in which the rank's code runs
+        self.context = contextvars.Context()  # the context of the rank's code
         self._patches = NO_PATCHES
         self.own: list[Own] = []  # added while the rank runs
-        self.signal_handlers: dict[int, Any] = {}  # by the number of the signal
-        self.leaves_streams = False  # where its text goes at the end of this run is everybody's
-        self.begins_here = False  # the runs to come begin with the random numbers and the dtype at the end of this one
-        self._is_here = False  # the process is this rank's now
+        self.signal_handlers: dict[int, Any] = {}  # by signal number
+        self.leaves_streams = False  # whether all ranks get its text streams at the end of this run
+        self.begins_here = False  # whether later runs start from the random numbers and the dtype this run ends with
+        self._is_here = False  # whether the process has this rank's state now
 
     def enter(self) -> None:
-        """The rank starts."""
+        """Put the rank's state in force at the start of a run."""
         self._is_here = True
         _set_numpy(self._numpy)
         if self._first is None:
@@ -138,7 +148,7 @@ class RankState:
             np.random.set_state(self._first.numpy)
         self._devices.put()
         self._take_over()
-        torch.set_num_threads(1)  # of this thread alone
+        torch.set_num_threads(1)  # for this thread only
         self._plain = _everybodys | self._environment
         self._set_environment()
         diverted.begin(self._kept)
@@ -152,7 +162,7 @@ class RankState:
             own.arrive()
 
     def _take_over(self) -> None:
-        """What the controller has, or has changed since the last run of this rank."""
+        """Take over the controller's settings, or those that have changed since the last run of this rank."""
         settings, context = of_thread.of_controller()
         if self._first is not None and (self._given is None or settings.dtype is self._given.dtype):
             torch.set_default_dtype(self._first.dtype)
@@ -168,7 +178,7 @@ class RankState:
         self._given, self._base = settings, context
 
     def save(self) -> None:
-        """The rank gives up its turn."""
+        """Save the rank's state, because the rank gives up its turn."""
         for own in reversed(self.own):
             own.leave()
         self._patches = take_patches()
@@ -185,7 +195,7 @@ class RankState:
         torchs_own.put_back()
 
     def restore(self) -> None:
-        """The rank has its turn again."""
+        """Put the saved state in force, because the rank has its turn again."""
         self._is_here = True
         torch.default_generator.set_state(self._torch)
         self._devices.put()
@@ -206,7 +216,7 @@ class RankState:
             own.arrive()
 
     def leave(self) -> None:
-        """The rank has ended."""
+        """Save what the rank keeps for its next run, because the rank has ended."""
         for own in reversed(self.own):
             own.leave()
         self._patches = take_patches()
@@ -222,15 +232,15 @@ class RankState:
         torchs_own.end(self._began)
 
     def take_back(self) -> None:
-        """In the controller: what the rank has changed is nobody's, if it was given up in its turn."""
+        """Undo the changes of a rank that was given up in its turn. Called in the controller."""
         if self._is_here:
             self._is_here = False
             for undo in (*(own.leave for own in reversed(self.own)), take_patches, self._take_environment):
-                with suppress(Exception):  # it may have been given up while it did that itself
+                with suppress(Exception):  # the rank may have been interrupted while it undid this itself
                     undo()
 
     def give_to_controller(self) -> None:
-        """In the controller, after a run: what this rank has changed for its thread is everybody's from here on."""
+        """Make the changes of this rank the controller's, and so every rank's. Called in the controller after a run."""
         assert self._given is not None
         assert self._base is not None
         _change(self._changed)
@@ -243,13 +253,13 @@ class RankState:
 
     def _set_environment(self) -> None:
         for name, value in self._environment.items():
-            if _variables.get(name) != value:  # half of them are the same on all ranks, and to set one takes long
+            if _variables.get(name) != value:  # half of them are equal on all ranks, and setting one takes long
                 _environment[name] = value
         if self._changed:
             _change(self._changed)
 
     def _take_environment(self) -> None:
-        """What the rank's code has changed is its own; the launcher's variables are set for each turn."""
+        """Save the changes that the rank's code has made, and undo them. The launcher's variables are set for each turn."""
         if _variables == self._plain:
             if self._changed:
                 self._changed = {}
@@ -261,7 +271,7 @@ class RankState:
 
 
 def _change(changes: dict[Any, Any]) -> None:
-    """Of the environment; None takes a variable out."""
+    """Apply changes to the environment. None removes a variable."""
     for name, value in changes.items():
         if value is not None:
             _environment[name] = value
@@ -271,7 +281,7 @@ def _change(changes: dict[Any, Any]) -> None:
 
 @contextmanager
 def isolated_controller() -> Iterator[None]:
-    """Give the controller back what the ranks change."""
+    """Restore, after the block, the controller's state that ranks change."""
     torch_state, python_state = torch.default_generator.get_state(), python_stream()
     numpy_generator, normal, threads = _get_numpy(), kept_normal(), torch.get_num_threads()
     dtype, set_flags, hook = torch.get_default_dtype(), flags.present(), sys.excepthook
@@ -293,8 +303,8 @@ def isolated_controller() -> Iterator[None]:
         set_kept_normal(normal)
         torch.set_default_dtype(dtype)
         flags.put(set_flags)
-        torch.set_num_threads(threads)  # what a rank has set is the default of threads to come
-        sys.excepthook = hook  # init_process_group puts its own in front, once for each rank
+        torch.set_num_threads(threads)  # a rank's number would be the default of later threads
+        sys.excepthook = hook  # init_process_group puts its own hook in front, once for each rank
         for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -1,8 +1,8 @@
-"""The normal number that ``numpy.random`` keeps for the next call: it draws two at a time.
+"""The normal number that ``numpy.random`` keeps for its next call, because it draws two at a time.
 
-It belongs to the stream, but not to the bit generator: another bit generator drops it. Asking numpy for it copies the
-whole stream, which takes longer than all else that a turn needs. Where it lies in the object is looked for when this
-module is imported; then its bytes are copied instead.
+The number belongs to the stream but not to the bit generator: setting another bit generator drops it. numpy returns it
+only with a copy of the whole stream, which takes longer than everything else in a turn. This module finds the place of
+the number in the object when it is imported. It then copies the bytes instead.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 __all__ = ["kept_normal", "place_of_kept_normal", "set_kept_normal"]
 
-_MARK = 0.7432908174306051  # to be found among the bytes of an object
-_SIZE = 16  # an int that says whether there is one, padding, and the number
-_stream: Any = getattr(np.random.mtrand, "_rand", None)  # whose methods the functions of the module are
+_MARK = 0.7432908174306051  # a number to look for among the bytes of an object
+_SIZE = 16  # bytes: an int that is 1 if there is a number, padding, and the number
+_stream: Any = getattr(np.random.mtrand, "_rand", None)  # the functions of the module are its methods
 
 
 def place_of_kept_normal(stream: Any) -> int | None:
-    """How many bytes into a ``numpy.random.RandomState`` its number lies; None where nothing looks like it."""
+    """Return the offset in bytes of the number in a ``numpy.random.RandomState``; None if it is not found."""
     if type(stream) is not np.random.RandomState:
         return None
     probe = np.random.RandomState(1)
@@ -40,21 +40,21 @@ if _place is not None:
     _where = id(_stream) + _place
 
     def kept_normal() -> Any:
-        """Return what is kept, for :func:`set_kept_normal`."""
+        """Return the kept number, for :func:`set_kept_normal`."""
         return ctypes.string_at(_where, _SIZE)
 
     def set_kept_normal(state: Any) -> None:
-        """Keep it again, whichever the bit generator is now."""
+        """Keep the number again, whatever the bit generator is now."""
         ctypes.memmove(_where, state, _SIZE)
 
 else:
 
     def kept_normal() -> Any:
-        """Return what is kept, for :func:`set_kept_normal`."""
+        """Return the kept number, for :func:`set_kept_normal`."""
         stream: Any = np.random.get_state()
         return stream[3:]
 
     def set_kept_normal(state: Any) -> None:
-        """Keep it again, whichever the bit generator is now."""
+        """Keep the number again, whatever the bit generator is now."""
         stream: Any = np.random.get_state()
         np.random.set_state((*stream[:3], *state))

@@ -1,7 +1,7 @@
-"""What Python and torch keep by thread: ranks begin with what the controller has, as processes with its files would.
+"""The settings that Python and torch keep by thread. Ranks start with the controller's, as processes with its files would.
 
-That are the default dtype, whether gradients are computed, the default device with the modes of torch's functions that
-are entered, and the variables of the context: numpy's handling of errors, decimal's precision and others'.
+These are: the default dtype, grad mode, the default device, the torch-function modes that are entered, and context
+variables (numpy's error handling, decimal's precision, and others).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pdlcheck.worlds.simulated.own import flags
 __all__ = ["Settings", "of_controller", "own_variables", "present", "put", "put_variables", "remember_controllers"]
 
 _ABSENT: Any = object()
-_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs do not tell it
+_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs leave it out
 _c: Any = torch._C
 
 
 class Settings(NamedTuple):
-    """Those of one thread."""
+    """The settings of one thread."""
 
     dtype: torch.dtype
     computes_gradients: bool
@@ -33,13 +33,13 @@ class Settings(NamedTuple):
     flags: tuple[Any, ...]
 
     def is_as(self, other: Settings) -> bool:
-        """Whether nothing differs; modes are the same objects."""
+        """Return whether no setting differs. Equal modes are the same objects."""
         same = self.dtype is other.dtype and self[1] == other[1] and self.flags == other.flags
         return same and _same(self.modes, other.modes)
 
 
 def present() -> Settings:
-    """Of this thread."""
+    """Return the settings of this thread."""
     return Settings(
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
@@ -50,7 +50,7 @@ def present() -> Settings:
 
 
 def put(settings: Settings, *, dtype: bool = True) -> None:
-    """Let this thread have them, all but the dtype if that is not wanted."""
+    """Apply the settings to this thread, without the dtype if ``dtype`` is False."""
     if dtype and torch.get_default_dtype() is not settings.dtype:
         torch.set_default_dtype(settings.dtype)
     if torch.is_grad_enabled() is not settings.computes_gradients:
@@ -66,7 +66,7 @@ def put(settings: Settings, *, dtype: bool = True) -> None:
 
 
 def put_variables(context: contextvars.Context, since: Mapping[contextvars.ContextVar[Any], Any]) -> None:
-    """Let the present context have those of ``context`` that have other values than ``since``."""
+    """Set, in the present context, the variables of ``context`` whose values differ from ``since``."""
     for variable, value in context.items():
         if since.get(variable, _ABSENT) is value or variable.get(_ABSENT) is value:
             continue
@@ -77,14 +77,17 @@ def put_variables(context: contextvars.Context, since: Mapping[contextvars.Conte
 
 
 def own_variables(context: contextvars.Context) -> contextvars.Context:
-    """A copy of ``context``; ``decimal`` changes its own part of it in place, so that is another object."""
+    """Return a copy of ``context`` with a decimal context of its own, which ``decimal`` changes in place."""
     own = context.copy()
     own.run(_set_decimals, None)
     return own
 
 
 def _set_decimals(seen: decimal.Context | None) -> decimal.Context:
-    """In the present context let there be ``seen``, if that says the same, or else a copy of what is there."""
+    """Set the decimal context of the present context, and return it.
+
+    It is ``seen`` if that has the same settings, else a copy of the present one.
+    """
     now = decimal.getcontext()
     if seen is None or not is_same(now, seen):
         seen = now.copy()
@@ -93,11 +96,11 @@ def _set_decimals(seen: decimal.Context | None) -> decimal.Context:
 
 
 _controllers: tuple[Settings, contextvars.Context] | None = None
-_decimals: decimal.Context | None = None  # the controller's, as it was
+_decimals: decimal.Context | None = None  # a copy of the controller's decimal context
 
 
 def remember_controllers() -> None:
-    """In the controller, as a run begins."""
+    """Remember the controller's settings and context. Called in the controller at the start of a run."""
     global _controllers, _decimals
     variables = contextvars.copy_context()
     _decimals = variables.run(_set_decimals, _decimals)
@@ -105,7 +108,7 @@ def remember_controllers() -> None:
 
 
 def of_controller() -> tuple[Settings, contextvars.Context]:
-    """As the present run began."""
+    """Return the controller's settings and context at the start of the present run."""
     assert _controllers is not None
     return _controllers
 

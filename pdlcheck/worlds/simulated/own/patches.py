@@ -1,16 +1,16 @@
-"""Attributes of torch's classes and modules that a rank has set by hand: each rank has its own, as a process would.
+"""Attributes of torch's classes and modules that a rank sets by hand: each rank has its own, as a process has.
 
-Frameworks exchange ``torch.nn.Linear.__init__`` or ``torch.empty`` for functions of their own for a while. A rank that
-gives up its turn takes its changes back, and does them again when it goes on. What the controller has is what all ranks
-begin with.
+Frameworks replace ``torch.nn.Linear.__init__`` or ``torch.empty`` with functions of their own for a while. A rank that
+gives up its turn takes its changes back, and applies them again when it goes on. All ranks start with the controller's
+attributes.
 
-To compare all attributes at each turn would take longer than a collective. CPython numbers the versions of a class:
-the number is 0 after a change, and another one after the next look-up. A dict has such a number up to Python 3.12. They
-stand in the memory of the object, at a place that is found by experiment; one look at all of them takes less than
-1 microsecond. Where the experiment fails, ranks share such changes.
+Comparing all attributes at each turn would take longer than a collective. CPython numbers the versions of a class: the
+number is 0 after a change, and another one after the next look-up. A dict has such a number up to Python 3.12. The
+numbers are in the memory of the objects, at a place that is found by experiment. One look at all of them takes less
+than 1 microsecond. If the experiment fails, ranks share such changes.
 
-Watched are ``torch.Tensor``, some modules of torch, and all layers but those that a function has made; of layers that
-are not torch's the methods alone, as other attributes of theirs are globals like any other.
+Watched are ``torch.Tensor``, some modules of torch, and all layers except those that a function has made. Of layers
+that are not torch's, only the methods are watched, because their other attributes are globals like any other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, nn.init, dist)
 _ABSENT: Any = object()
 _WORD = 4  # bytes
 _METHODS = (FunctionType, classmethod, staticmethod, property)
-# made by Python itself, or kept for all ranks in another way
+# names that Python makes itself, or whose values ranks keep in another way
 _PYTHONS = frozenset({
     *("__abstractmethods__", "__annotate__", "__annotations__", "__dict__", "__doc__", "__firstlineno__"),
     *("__static_attributes__", "__warningregistry__", "__weakref__", "_abc_impl"),
@@ -40,7 +40,7 @@ _PYTHONS = frozenset({
 
 
 class _Target:
-    """A class or a module, and what it holds while the controller runs."""
+    """A class or a module, with its contents while the controller runs."""
 
     __slots__ = ("_drop", "_put", "_wanted", "contents", "target", "version_at")
 
@@ -54,11 +54,11 @@ class _Target:
         self.note()
 
     def note(self) -> None:
-        """What it holds now is the controller's."""
+        """Record the present contents as the controller's."""
         self.contents: dict[str, Any] = dict(vars(self.target))
 
     def put(self, changes: Mapping[str, Any]) -> None:
-        """Set attributes, or take some away."""
+        """Set attributes, and remove those whose value is absent."""
         for name, value in changes.items():
             if value is not _ABSENT:
                 self._put(self.target, name, value)
@@ -66,7 +66,7 @@ class _Target:
                 self._drop(self.target, name)
 
     def take(self) -> dict[str, Any]:
-        """Put back what is the controller's; return how it differed."""
+        """Restore the controller's contents, and return how the present ones differed."""
         before, now = self.contents, vars(self.target)
         changes = {name: value for name, value in now.items() if before.get(name, _ABSENT) is not value}
         changes |= dict.fromkeys(before.keys() - now.keys(), _ABSENT)
@@ -75,14 +75,14 @@ class _Target:
         return changes
 
     def _is_patch(self, name: str, value: Any) -> bool:
-        """A submodule that a rank has imported is there for all."""
+        """Return whether a changed attribute is a patch. A submodule that a rank has imported is none: all ranks have it."""
         both = (self.contents.get(name, _ABSENT), value)
         if name in _PYTHONS or any(type(one) is ModuleType for one in both):
             return False
         return any(isinstance(one, self._wanted) and one is not _ABSENT for one in both)
 
     def look_up(self) -> None:
-        """Have Python give a class that has changed a number."""
+        """Look up an attribute, so that Python gives a changed class a new number."""
         getattr(self.target, "__init__", None)
 
 
@@ -91,31 +91,31 @@ NO_PATCHES: Patches = {}
 
 
 class _Watched:
-    """All targets, and the versions of them that the controller has."""
+    """All targets, with the versions that the controller has."""
 
     def __init__(self, targets: Iterable[_Target]) -> None:
         self._targets = list(targets)
         places = np.array([one.version_at for one in self._targets], dtype=np.int64)
         start = int(places.min())
         words = ctypes.cast(start, ctypes.POINTER(ctypes.c_uint32))
-        # read at these places alone: what lies between them may not be there
+        # read only at these places, because the memory between them may not exist
         self._memory = np.ctypeslib.as_array(words, shape=(int(places.max() - start) // _WORD + 1,))
         self._places = (places - start) // _WORD
         self.remember()
 
     def remember(self) -> None:
-        """All targets hold what is the controller's."""
+        """Record the versions of all targets while they hold the controller's contents."""
         for number in np.flatnonzero(self._memory[self._places] == 0):
             self._targets[number].look_up()
         self._versions = self._memory[self._places]
         self._seen = self._versions.tobytes()
 
     def is_as_seen(self) -> bool:
-        """Has none of them changed? This is asked at each turn."""
+        """Return whether no target has changed. This runs at each turn."""
         return bool(self._memory[self._places].tobytes() == self._seen)
 
     def changed(self) -> list[_Target]:
-        """Those that may hold something else."""
+        """Return the targets whose contents may have changed."""
         return [self._targets[number] for number in np.flatnonzero(self._memory[self._places] != self._versions)]
 
 
@@ -124,7 +124,10 @@ _imported = -1
 
 
 def take_controllers() -> None:
-    """In the controller, before ranks run: what is there now is what all of them begin with."""
+    """Record what is set now as the controller's, with which all ranks start.
+
+    Called in the controller before ranks run.
+    """
     global _watched, _imported
     if _imported != len(sys.modules):
         targets = list(_targets())
@@ -137,13 +140,13 @@ def take_controllers() -> None:
 
 
 def put_patches(patches: Patches) -> None:
-    """On a rank that has its turn: change what it had changed."""
+    """Apply a rank's changes again. Called on a rank that has its turn."""
     for target, changes in patches.items():
         target.put(changes)
 
 
 def take_patches() -> Patches:
-    """On a rank that gives up its turn: undo what it has changed; return that."""
+    """Undo a rank's changes and return them. Called on a rank that gives up its turn."""
     if _watched is None or _watched.is_as_seen():
         return NO_PATCHES
     patches = {target: changes for target in _watched.changed() if (changes := target.take())}
@@ -161,7 +164,7 @@ def _targets() -> Iterator[_Target]:
 
 
 def _classes() -> Iterator[type]:
-    """Tensors and layers, but for layers that a function has made: others end before the process does."""
+    """Yield tensors and layers, except layers that a function has made: those may end before the process does."""
     yield torch.Tensor
     todo, seen = [nn.Module, nn.Parameter], set()
     while todo:
@@ -174,7 +177,7 @@ def _classes() -> Iterator[type]:
 
 
 def _place_of_version(held: object, kind: type, change: Callable[[], object], use: Callable[[], object]) -> int | None:
-    """Where an object keeps its version: the one word that each change changes."""
+    """Return where an object keeps its version: the offset of the one word that each change changes; None if unknown."""
     found = []
     for _ in range(3):
         use()

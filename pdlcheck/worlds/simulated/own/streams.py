@@ -1,7 +1,7 @@
-"""The stream of Python's module ``random``, whose state its own functions hand out number by number.
+"""The random stream of Python's module ``random``.
 
-That takes longer than all else that a turn needs. Where the interpreter keeps the state as CPython does, which is tried
-out when this module is imported, its bytes are copied instead.
+The functions of the module return the state number by number, which takes longer than everything else in a turn. If the
+interpreter keeps the state as CPython does, this module copies the bytes instead. It tests that when it is imported.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from typing import Any
 __all__ = ["is_laid_out_as_known", "python_stream", "set_python_stream"]
 
 _NUMBERS = 624
-_stream: Any = getattr(random, "_inst", None)  # whose methods the functions of the module are
+_stream: Any = getattr(random, "_inst", None)  # the functions of the module are its methods
 
 
 class _Layout(ctypes.Structure):
-    """Of what follows the head of a ``random.Random`` object."""
+    """The bytes that follow the head of a ``random.Random`` object."""
 
     _fields_ = (("index", ctypes.c_int), ("numbers", ctypes.c_uint32 * _NUMBERS))
 
 
 class _Mark(ctypes.Structure):
-    """What two states have in common only if all else is the same, too: the first number of a seed is always one."""
+    """The start of a state. Two states with the same ``index`` and ``following`` are the same state.
+
+    The first number is left out, because it is always the same after a seed.
+    """
 
     _fields_ = (("index", ctypes.c_int), ("first", ctypes.c_uint32), ("following", ctypes.c_uint64))
 
 
 def is_laid_out_as_known(stream: Any) -> bool:
-    """Do the bytes of a ``random.Random`` lie where CPython has them?"""
+    """Return whether the bytes of a ``random.Random`` are where CPython keeps them."""
     if type(stream) is not random.Random or random.Random.__basicsize__ < object.__basicsize__ + ctypes.sizeof(_Layout):
         return False
     state = stream.getstate()[1]
@@ -42,12 +45,12 @@ if is_laid_out_as_known(_stream):
     _mark = _Mark.from_address(_where)
 
     def python_stream(last: Any = None) -> Any:
-        """Return the state of the stream, for :func:`set_python_stream`; ``last`` itself if it is still that."""
+        """Return the state of the stream, for :func:`set_python_stream`; ``last`` itself if that is still the state."""
         mark = _mark.index, _mark.following, _stream.gauss_next
         return last if last is not None and last[0] == mark else (mark, ctypes.string_at(_where, _size))
 
     def set_python_stream(state: Any) -> None:
-        """Put the stream where it was."""
+        """Restore the state of the stream."""
         ctypes.memmove(_where, state[1], _size)
         _stream.gauss_next = state[0][2]
 

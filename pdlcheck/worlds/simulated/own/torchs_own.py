@@ -1,8 +1,8 @@
-"""What torch's own context managers and global hooks keep for the whole process: in force while their rank runs.
+"""State of torch's own context managers and global hooks, which torch keeps for the whole process: each rank has its own.
 
-``loss_parallel`` puts its operators into the table of all DTensors, ``enable_wrap`` and FSDP's profiler refuse to be
-entered twice, ``CommDebugMode`` and ``FlopCounterMode`` hear of every module's call. A rank that communicates inside
-one of them gives up its turn there. What it leaves behind when it ends is everybody's.
+``loss_parallel`` puts its operators into the table of all DTensors. ``enable_wrap`` and FSDP's profiler refuse to be
+entered twice. ``CommDebugMode`` and ``FlopCounterMode`` record every module's call. A rank that communicates inside one
+of them gives up its turn there. What a rank leaves behind when it ends applies to every rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ __all__ = ["begin", "controllers", "end", "present", "put_back"]
 
 
 class _Place(NamedTuple):
-    """An attribute, or the contents of a container that stays the same object, as handles and C++ hold on to it."""
+    """An attribute, or the contents of a container.
+
+    The container stays the same object, because handles and C++ hold references to it.
+    """
 
     owner: Any
     name: str
@@ -49,7 +52,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-# the module, the object in it, its attributes; what they hold outside of a context manager, given what they hold
+# the module, the object in it, its attributes, and a function from their values to those outside of a context manager
 _Known = tuple[str, str, tuple[str, ...], Callable[[Any], Any]]
 _HOOKS: list[_Known] = [
     (
@@ -82,17 +85,17 @@ _CONTEXTS: list[_Known] = [
     ("torch.distributed.fsdp.wrap", "_ConfigAutoWrap", ("kwargs",), lambda kwargs: {}),
     ("torch.distributed.tensor._api", "DTensor._op_dispatcher", ("_custom_op_handlers",), _without_losses),
 ]
-_ASSIGNED = frozenset({"_cache", "kwargs"})  # anew by each that enters
+_ASSIGNED = frozenset({"_cache", "kwargs"})  # each context manager assigns a new object when it is entered
 
-_ADDED = frozenset({"_custom_op_handlers"})  # to tens of others, which nobody replaces
+_ADDED = frozenset({"_custom_op_handlers"})  # entries are added to tens of others, which are never replaced
 
-_missing = [*_HOOKS, *_CONTEXTS]  # as their modules are not imported yet: that takes seconds
+_missing = [*_HOOKS, *_CONTEXTS]  # not found yet, because their modules are not imported: that takes seconds
 _places: list[_Place] = []
-_modules = 0  # imported when they were looked for
+_modules = 0  # the number of imported modules at the last search
 _present: tuple[Any, ...] = ()
 _everybodys: tuple[Any, ...] = ()
-# what tells soon that nothing of `_present` has changed, at every switch: empty containers; others with their contents,
-# or their length alone; attributes
+# These lists allow a quick test, at every switch, of whether `_present` has changed: empty containers, containers with
+# their contents, containers with only their length, and attributes.
 _empty: list[Any] = []
 _filled: list[tuple[Any, Any]] = []
 _counted: list[tuple[Any, int]] = []
@@ -100,7 +103,7 @@ _single: list[tuple[Any, str, Any]] = []
 
 
 def _now(held: tuple[Any, ...]) -> None:
-    """Take ``held`` for what is in force."""
+    """Record ``held`` as the values in force."""
     global _present
     _present = held
     for found in (_empty, _filled, _counted, _single):
@@ -130,7 +133,7 @@ def _has_changed() -> bool:
 
 
 def _look() -> None:
-    """Find the places in modules that have come; a rank may be inside a context manager of theirs already."""
+    """Find the places in modules that were imported meanwhile. A rank may already be inside one of their context managers."""
     global _everybodys, _modules
     found = _present
     _modules = len(sys.modules)
@@ -143,7 +146,7 @@ def _look() -> None:
         for part in filter(None, path.split(".")):
             owner = getattr(owner, part, None)
         for name in names:
-            if hasattr(owner, name):  # else this torch keeps nothing there
+            if hasattr(owner, name):  # not every version of torch has it
                 contents = isinstance(getattr(owner, name), dict | set) and name not in _ASSIGNED
                 place = _Place(owner, name, contents)
                 held = place.read()
@@ -154,7 +157,7 @@ def _look() -> None:
 
 
 def present() -> tuple[Any, ...]:
-    """What is in force now; the same object as long as nothing changes."""
+    """Return the values in force. The object stays the same as long as nothing changes."""
     if len(sys.modules) != _modules and _missing:
         _look()
     if _has_changed():
@@ -163,9 +166,10 @@ def present() -> tuple[Any, ...]:
 
 
 def put_back(wanted: tuple[Any, ...] | None = None) -> None:
-    """Put that in force, after :func:`present` has told what was; without it, what is everybody's.
+    """Put ``wanted`` in force; None: the values that all ranks share.
 
-    It may have been read before some of the places were found.
+    Call :func:`present` first, which reads the values in force. ``wanted`` may be older than some of the places: those
+    get the shared values.
     """
     if wanted is None:
         wanted = _everybodys
@@ -179,23 +183,23 @@ def put_back(wanted: tuple[Any, ...] | None = None) -> None:
 
 
 def begin() -> tuple[Any, ...]:
-    """A rank starts; return what it starts from, for :func:`end`."""
+    """Return the values that a rank starts from, for :func:`end`."""
     return _everybodys
 
 
 def end(began: tuple[Any, ...]) -> None:
-    """A rank has ended: what it has not taken back is everybody's, as without this module."""
+    """Share the values that a rank has not restored when it ended, as torch would without this module."""
     global _everybodys
     left = present()
     if left != began + _everybodys[len(began) :]:
         _everybodys = left
     else:
-        put_back()  # another rank may have left something meanwhile
+        put_back()  # another rank may have left other values meanwhile
 
 
 @contextmanager
 def controllers() -> Iterator[None]:
-    """In the block, ranks start from what is in force now."""
+    """Let ranks start, in the block, from the values in force now."""
     global _everybodys
     _everybodys = present()
     yield
