@@ -1,6 +1,6 @@
 """Install the wheel without extras and run the suites from it, outside the clone.
 
-    python ci/packaged_suites.py [--as owner|read-only|nobody] [--keep FOLDER] [PYTEST ARGUMENTS]
+    python ci/packaged_suites.py [--as owner|read-only|nobody] [--with EXTRA] [--keep FOLDER] [PYTEST ARGUMENTS]
 
 Builds the wheel of this clone and makes a virtual environment with only the requirements of the wheel. They are copied
 from the environment of this Python, so no network is needed. Then it calls ``pytest --pyargs pdlcheck.suites`` in an
@@ -8,6 +8,7 @@ empty folder. All suites take six minutes on one free core.
 
 ``--as read-only``: the environment, the current folder and HOME cannot be written.
 ``--as nobody``: the same, as another user whose HOME does not exist; this needs root and ``setpriv``.
+``--with EXTRA``: the environment has what this extra requires, too; may be repeated.
 ``--keep FOLDER``: make the environment there and leave it; a later call uses it again, with a new wheel.
 
 The exit code is that of pytest. Any further argument is given to pytest, such as ``--world sim,gloo`` or ``-k ring``.
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--as", dest="user", choices=["owner", "read-only", "nobody"], default="owner")
+    parser.add_argument("--with", dest="extras", action="append", default=[], metavar="EXTRA")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options, pytest_arguments = parser.parse_known_args(arguments)
     if options.user == "nobody" and os.geteuid() != 0:
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pdlcheck-wheel-") as temporary:
         os.chmod(temporary, 0o755)
         folder = options.keep.absolute() if options.keep else Path(temporary)
-        python = make_environment(folder / "venv")
+        python = make_environment(folder / "venv", options.extras)
         install_wheel(python, Path(temporary))
         empty = Path(temporary) / "empty"
         empty.mkdir()
@@ -58,27 +60,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             make_writable(empty)
 
 
-def make_environment(folder: Path) -> Path:
-    """Return the Python of a virtual environment in ``folder`` that has pip and the requirements of the wheel."""
+def make_environment(folder: Path, extras: Sequence[str] = ()) -> Path:
+    """Return the Python of a virtual environment in ``folder`` that has what the wheel requires, and pip."""
     python = folder / "bin" / "python"
     if python.exists():
         make_writable(folder)
-        return python
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    else:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     libraries = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    for found in required(ROOT / "pyproject.toml"):
+    for found in required(ROOT / "pyproject.toml", extras):
         copy_distribution(found, libraries)
     return python
 
 
-def required(project: Path) -> list[Distribution]:
-    """Return the installed distributions that ``project`` depends on, directly or indirectly, without extras."""
-    waiting = [*tomllib.loads(project.read_text())["project"]["dependencies"], "pip"]
+def required(project: Path, extras: Sequence[str] = ()) -> list[Distribution]:
+    """Return the installed distributions that ``project`` requires with these extras, and those that they require."""
+    described = tomllib.loads(project.read_text())["project"]
+    waiting = [*described["dependencies"], "pip"]
+    for extra in extras:
+        waiting += described["optional-dependencies"][extra]
     found: dict[str, Distribution] = {}
     while waiting:
         requirement = Requirement(waiting.pop())
         name = canonicalize_name(requirement.name)
         if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        if name == described["name"]:  # an extra that names another one
+            for extra in requirement.extras:
+                waiting += described["optional-dependencies"][extra]
             continue
         found[name] = distribution(name)
         waiting += found[name].requires or []
@@ -92,6 +101,8 @@ def copy_distribution(found: Distribution, libraries: Path) -> None:
         if ".." in file.parts or not source.exists() or file.suffix == ".pyc":
             continue  # scripts name another Python in their first line
         target = libraries / file
+        if target.exists():
+            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source, target)

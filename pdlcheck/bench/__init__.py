@@ -1,4 +1,4 @@
-"""How ranks measure: rounds that all agree on, passes, intervals, and the models and the machine beside them."""
+"""The measurement on ranks: rounds in step, passes, intervals, models, and the description of the machine."""
 
 from pdlcheck.bench.formulas import (
     BUSBW_FACTORS,

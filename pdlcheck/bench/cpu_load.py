@@ -1,4 +1,4 @@
-"""The load of the CPUs while something is measured: a busy machine explains a slow round."""
+"""The load of the CPUs during a measurement: a busy machine explains a slow round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IDLE = (3, 4)  # the columns idle and iowait of /proc/stat
 
 
 class CpuLoad:
-    """Reads the CPU time of this process and of the whole machine from the begin of a ``with`` block to its end."""
+    """The CPU time of this process and of the whole machine, from the start of a ``with`` block to its end."""
 
     reading: LoadReading
 

@@ -18,7 +18,7 @@ __all__ = [
 
 
 def slowest_s(ranks: Sequence[Sequence[float]]) -> float:
-    """The median over calls of the slowest rank's seconds.
+    """Return the median over calls of the slowest rank's seconds.
 
     Args:
         ranks: for each rank, the seconds of every call, in the same order on all of them.
@@ -31,7 +31,7 @@ def slowest_s(ranks: Sequence[Sequence[float]]) -> float:
 
 
 def algbw_GBps(nbytes: int, *, seconds: float) -> float:
-    """``nbytes / seconds``: how fast the caller's data is dealt with.
+    """Return ``nbytes / seconds``, the speed at which the caller's data is processed.
 
     Example:
         >>> algbw_GBps(2_000_000_000, seconds=1.0)
@@ -40,30 +40,31 @@ def algbw_GBps(nbytes: int, *, seconds: float) -> float:
     return nbytes / seconds / 1e9
 
 
-# of the bytes that nccl-tests counts for the operation, the part that the busiest link must carry at least
+# the least share of the bytes that nccl-tests counts for the operation that the busiest link must carry
 BUSBW_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_gather": lambda n: (n - 1) / n,  # of what a rank receives, its own part included
+    "all_gather": lambda n: (n - 1) / n,  # share of the bytes that a rank receives, including its own part
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "broadcast": lambda n: 1.0,
     "gather": lambda n: (n - 1) / n,
     "reduce": lambda n: 1.0,
-    "reduce_scatter": lambda n: (n - 1) / n,  # of what a rank gives
+    "reduce_scatter": lambda n: (n - 1) / n,  # share of the bytes that a rank passes in
     "scatter": lambda n: (n - 1) / n,
     "send_recv": lambda n: 1.0,
 }
 
 
 def busbw_GBps(operation: str, nbytes: int, world_size: int, *, seconds: float) -> float | None:
-    """``algbw`` times the factor of the operation: what each link carries, to be set beside the speed of the link.
-
-    None at world_size 1, where no link carries anything.
+    """Return ``algbw`` times the factor of the operation: the load of each link, to compare with the link's speed.
 
     Args:
         operation: a key of :data:`BUSBW_FACTORS`.
-        nbytes: of the larger one of a rank's input and output.
+        nbytes: bytes of the larger one of a rank's input and output.
         world_size: number of ranks.
-        seconds: of one call.
+        seconds: seconds of one call.
+
+    Returns:
+        The bus bandwidth in GB/s; None at world_size 1, where no link carries data.
 
     Example:
         >>> busbw_GBps("all_gather", 2_000_000_000, 4, seconds=1.0)
@@ -82,14 +83,14 @@ def busbw_GBps(operation: str, nbytes: int, world_size: int, *, seconds: float) 
 
 
 def epoch_s(num_samples: int, world_size: int, local_batch: int, *, compute_s: float, sync_s: float) -> float:
-    """Seconds of an epoch of synchronous SGD: ``N / (R B) * (T_comp + T_sync)``.
+    """Return the seconds of an epoch of synchronous SGD: ``N / (R B) * (T_comp + T_sync)``.
 
     Args:
-        num_samples: N, in the data set.
-        world_size: R.
-        local_batch: B, samples of one rank in a step.
-        compute_s: of one step on one rank.
-        sync_s: of one synchronisation.
+        num_samples: N, the number of samples in the data set.
+        world_size: R, the number of ranks.
+        local_batch: B, the samples of one rank in a step.
+        compute_s: T_comp, the seconds of one step on one rank.
+        sync_s: T_sync, the seconds of one synchronisation.
 
     Example:
         >>> epoch_s(80_000, 4, 1_000, compute_s=0.25, sync_s=0.25)
@@ -101,19 +102,19 @@ def epoch_s(num_samples: int, world_size: int, local_batch: int, *, compute_s: f
 
 
 def speed_up_pays(world_size: int, *, compute_s: float, sync_s: float) -> bool:
-    """R ranks beat one where ``T_sync / T_comp < R - 1``.
+    """Return whether R ranks are faster than one: ``T_sync / T_comp < R - 1``.
 
     Example:
         >>> speed_up_pays(2, compute_s=0.1, sync_s=0.2)
         False
 
-    Source: as :func:`epoch_s`.
+    Source: as for :func:`epoch_s`.
     """
     return sync_s / compute_s < world_size - 1
 
 
 def local_sgd_step_s(sync_every: int, *, compute_s: float, sync_s: float) -> float:
-    """Mean seconds of a step that synchronises every k-th time: ``T_comp + T_sync / k``.
+    """Return the mean seconds of a step if every k-th step synchronises: ``T_comp + T_sync / k``.
 
     Example:
         >>> local_sgd_step_s(4, compute_s=0.1, sync_s=0.2)
@@ -123,10 +124,11 @@ def local_sgd_step_s(sync_every: int, *, compute_s: float, sync_s: float) -> flo
 
 
 def fit_local_sgd(seconds: Mapping[int | None, float]) -> tuple[float, float]:
-    """``(T0, Ts)`` of ``T(k) = T0 + Ts / k``, by least squares; ``None`` is never, k = infinity.
+    """Return ``(T0, Ts)`` of ``T(k) = T0 + Ts / k``, fitted by least squares.
 
     Args:
-        seconds: of a step, or of an epoch, that synchronises every k-th time, for two different k or more.
+        seconds: by k, the seconds of a step or of an epoch in which every k-th step synchronises, for two different k
+            or more; the key ``None`` means never, k = infinity.
 
     Example:
         >>> t0, ts = fit_local_sgd({1: 0.3, 2: 0.2, None: 0.1})

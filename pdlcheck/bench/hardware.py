@@ -1,4 +1,4 @@
-"""The machine that a measurement was made on: cores, memory, devices, their links and clocks, versions."""
+"""The machine of a measurement: cores, memory, devices, their links and clocks, versions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what is known of this machine, for JSON; what cannot be found out is left out.
+    """Return the known facts about this machine, for JSON, without those that are unavailable.
 
-    The name of the machine and those of its users are not in it: results are published.
+    The names of the machine and of its users are left out, because results are published.
     """
     import torch
 
@@ -60,7 +60,7 @@ def _cpu_model() -> str:
 
 
 def _cpu_clock() -> float | None:
-    """The fastest core's clock now."""
+    """Return the current clock of the fastest core."""
     clocks = [float(line.partition(":")[2]) for line in _lines("/proc/cpuinfo") if line.startswith("cpu MHz")]
     return max(clocks, default=None)
 
@@ -78,7 +78,10 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """Each GPU; ``clocks_throttle_reasons.active`` is a mask, 0 where nothing slows the GPU down."""
+    """Return the fields of each GPU.
+
+    ``clocks_throttle_reasons.active`` is a mask; it is 0 if the GPU is not slowed down.
+    """
     text = _nvidia_smi(f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader")
     return [
         dict(zip(_GPU_FIELDS, (field.strip() for field in row), strict=False)) for row in csv.reader(text.splitlines())
@@ -86,7 +89,7 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _gpu_links() -> list[str]:
-    """The matrix of NVLink and PCIe links between the GPUs, as ``nvidia-smi topo -m`` prints it."""
+    """Return the matrix of NVLink and PCIe links between the GPUs, in the format of ``nvidia-smi topo -m``."""
     return [line.rstrip() for line in _nvidia_smi("topo", "-m").splitlines() if line.startswith(("GPU", "\tGPU"))]
 
 

@@ -1,7 +1,7 @@
 """Confidence intervals of medians by the bootstrap.
 
-Rounds that follow each other resemble each other on a machine that others use, so whole blocks of rounds are drawn, not
-single rounds: else the intervals would be too narrow.
+On a shared machine, consecutive rounds resemble each other. So the bootstrap draws whole blocks of rounds instead of
+single rounds, which would give intervals that are too narrow.
 
 Source: Künsch, "The jackknife and the bootstrap for general stationary observations", Ann. Statist. 17 (1989).
 """
@@ -29,7 +29,7 @@ class Interval(NamedTuple):
 
 
 def median_interval(seconds: Sequence[float]) -> Interval:
-    """Return the median over rounds.
+    """Return the median over rounds, with its interval.
 
     Example:
         >>> median_interval([2.0, 2.0, 2.0])
@@ -40,14 +40,14 @@ def median_interval(seconds: Sequence[float]) -> Interval:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Return the ratio of the medians of two functions that took turns: the same rounds are drawn for both.
+    """Return the ratio of the medians of two functions that took turns; both use the same drawn rounds.
 
     Example:
         >>> paired_ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
         Interval(value=2.0, low=2.0, high=2.0)
 
     Raises:
-        ValueError: the numbers of rounds differ, or there is none.
+        ValueError: the numbers of rounds differ, or there are no rounds.
     """
     above, below = _numbers(ours), _numbers(theirs)
     if len(above) != len(below):
@@ -58,7 +58,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def unpaired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Return the ratio of the medians of two functions that were measured apart.
+    """Return the ratio of the medians of two functions that were measured separately.
 
     Example:
         >>> unpaired_ratio([3.0, 3.0], [2.0, 2.0, 2.0])
@@ -78,7 +78,7 @@ def _numbers(seconds: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _blocks(number: int, seed: int) -> NDArray[np.int64]:
-    """For each resample, the places of ``number`` rounds: blocks that follow each other, around the end."""
+    """Return the positions of ``number`` rounds for each resample, as blocks of consecutive rounds that wrap at the end."""
     length = max(round(number ** (1 / 3)), 1)
     starts = np.random.default_rng(seed).integers(number, size=(_RESAMPLES, -(-number // length), 1))
     return ((starts + np.arange(length)) % number).reshape(_RESAMPLES, -1)[:, :number]

@@ -1,4 +1,4 @@
-"""What all ranks together say about a function: the slowest rank counts, round by round."""
+"""The combined times of all ranks: in each round, the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Measurement", "Subject", "combine"]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is known about the functions before they are timed.
+    """The facts about the functions that are known before the timing.
 
     Args:
         nbytes: data of one rank in one call; for bandwidths.
@@ -36,9 +36,9 @@ class Measurement:
     """One function on all ranks.
 
     Args:
-        name: of the function.
+        name: name of the function.
         iterations: calls in one sample.
-        seconds: of a call on the slowest rank, for each round.
+        seconds: seconds of a call on the slowest rank, for each round.
         facts: columns besides the times; see :func:`combine`.
     """
 
@@ -49,19 +49,19 @@ class Measurement:
 
 
 def combine(records: Sequence[RankRecord], subject: Subject) -> list[Measurement]:
-    """Return a measurement for each function; the first one is the subject, its row has the ratio to each other one.
+    """Return a measurement for each function; the first function is the subject.
 
     Args:
-        records: of all ranks, in their order.
-        subject: what is known of the functions.
+        records: the records of all ranks, in rank order.
+        subject: the known facts about the functions.
 
     Returns:
-        measurements with these facts: ``world_size``, ``threads_per_rank``, ``device``, ``warm_up_rounds``;
+        Measurements with these facts: ``world_size``, ``threads_per_rank``, ``device``, ``warm_up_rounds``;
         ``median_s`` with its interval ``median_low_s``, ``median_high_s``; ``fastest_rank_s``, the smallest median of
-        a rank; ``device_s`` by CUDA events; ``nbytes``, ``algbw_GBps``, ``busbw_GBps``; ``wrong``;
-        ``host_peak_bytes`` and ``device_peak_bytes`` of the rank that needs most; ``foreign_load``, the cores that
-        other programs kept busy meanwhile, on the node with most of it; ``over`` in the first row: for each other
-        function ``[ratio, low, high]`` of the medians; ``way`` in the others: the name of the function.
+        a rank; ``device_s``, measured by CUDA events; ``nbytes``, ``algbw_GBps``, ``busbw_GBps``; ``wrong``;
+        ``host_peak_bytes`` and ``device_peak_bytes`` of the rank that needs most; ``foreign_load``, the number of cores
+        that other programs kept busy, on the node where it is largest. The first row has ``over``: for each other
+        function ``[ratio, low, high]`` of the medians. The other rows have ``way``: the name of the function.
 
     Raises:
         ValueError: there are no records.
@@ -121,7 +121,7 @@ def _largest(values: Sequence[int | None]) -> int | None:
 
 
 def _foreign_load(records: Sequence[RankRecord]) -> float | None:
-    """Cores, on the node with most of it; None where it is unknown."""
+    """Return the cores that other programs kept busy, on the node where it is largest; None if it is unknown."""
     found = []
     for node in {record.load.node for record in records}:
         loads = [record.load for record in records if record.load.node == node]

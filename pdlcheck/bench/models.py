@@ -1,4 +1,4 @@
-"""Models of the benchmarks, fitted to measurements: links, scaling laws, synchronisation every k steps."""
+"""The models that the benchmarks fit to measurements: links and scaling laws."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["LinkFit", "amdahl_s", "fit_link", "karp_flatt", "ring_link", "serial
 
 
 class LinkFit(NamedTuple):
-    """``seconds = alpha_s + nbytes / beta``.
+    """The line ``seconds = alpha_s + nbytes / beta``.
 
     Args:
-        alpha_s: of an operation without data.
-        beta_GBps: of large data.
+        alpha_s: seconds of an operation without data.
+        beta_GBps: bandwidth for large data.
         worst_error: the largest relative error of the line at a measured size.
     """
 
@@ -26,15 +26,15 @@ class LinkFit(NamedTuple):
     worst_error: float
 
     def seconds(self, nbytes: int) -> float:
-        """Return the seconds of an operation by the line."""
+        """Return the seconds of an operation that the line predicts."""
         return self.alpha_s + nbytes / (self.beta_GBps * 1e9)
 
 
 def fit_link(seconds: Mapping[int, float]) -> LinkFit:
-    """Fit the line to the seconds of an operation by its bytes; each size counts by its relative error.
+    """Fit the line to the seconds of an operation by its bytes; the fit minimises relative errors.
 
     Args:
-        seconds: by bytes, of two sizes or more.
+        seconds: seconds by bytes, for two sizes or more.
 
     Example:
         >>> fit_link({0: 0.001, 1_000_000_000: 1.001})
@@ -56,9 +56,9 @@ def fit_link(seconds: Mapping[int, float]) -> LinkFit:
 
 
 def ring_link(fit: LinkFit, world_size: int) -> Link:
-    """Return the link of each message of a ring that all-reduces as the line says.
+    """Return the link for each message of a ring whose all_reduce takes the time that the line predicts.
 
-    ``2 (n - 1)`` messages of ``nbytes / n`` follow one another.
+    The ring sends ``2 (n - 1)`` messages of ``nbytes / n``, one after the other.
 
     Example:
         >>> ring_link(LinkFit(alpha_s=0.002, beta_GBps=1.0, worst_error=0.0), 2)
@@ -74,7 +74,7 @@ def ring_link(fit: LinkFit, world_size: int) -> Link:
 
 
 def karp_flatt(seconds_of_one: float, seconds: float, world_size: int) -> float:
-    """Return the serial fraction that a speed-up on ``world_size`` ranks shows: ``(1/S - 1/P) / (1 - 1/P)``.
+    """Return the serial fraction that follows from a speed-up on ``world_size`` ranks: ``(1/S - 1/P) / (1 - 1/P)``.
 
     Example:
         >>> karp_flatt(4.0, 1.0, 4)
@@ -91,10 +91,10 @@ def karp_flatt(seconds_of_one: float, seconds: float, world_size: int) -> float:
 
 
 def serial_fraction(seconds: Mapping[int, float]) -> float:
-    """Return the mean serial fraction of a strong scaling by :func:`karp_flatt`.
+    """Return the mean serial fraction of a strong scaling, computed by :func:`karp_flatt`.
 
     Args:
-        seconds: by number of ranks; one rank must be among them, and another number.
+        seconds: seconds by number of ranks; one rank must be among them, and another number.
 
     Example:
         >>> serial_fraction({1: 4.0, 2: 2.0, 4: 1.0})
@@ -110,7 +110,7 @@ def serial_fraction(seconds: Mapping[int, float]) -> float:
 
 
 def amdahl_s(seconds_of_one: float, world_size: int, fraction: float) -> float:
-    """Return the seconds on ``world_size`` ranks by Amdahl's law.
+    """Return the seconds on ``world_size`` ranks that Amdahl's law predicts.
 
     Example:
         >>> amdahl_s(4.0, 4, 0.0)

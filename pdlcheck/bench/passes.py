@@ -1,7 +1,7 @@
-"""One measurement in several passes: each runs all benchmarks in new processes, minutes after the one before.
+"""One measurement in several passes: each pass runs all benchmarks in new processes, minutes after the previous one.
 
-Rounds of one pass resemble each other: the same processes on the same cores, in the same minute of a shared machine. So
-an interval that is to hold for the next run needs passes, and their number counts, not that of the rounds.
+Rounds of one pass resemble each other: they have the same processes on the same cores, in the same minute of a shared
+machine. So an interval that should hold for the next run needs passes. Their number counts, not the number of rounds.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdlcheck.bench.intervals import CONFIDENCE, Interval, median_interval, paired_ratio
+from pdlcheck.bench.student_t import quantile
 
 __all__ = ["merge_rows", "pass_ratios", "pass_values", "passes_interval"]
 
-_ENOUGH = 3  # passes for an interval: Student's t of two is thirteen times the spread
-_PSEUDO_PASSES = 5  # of a file that has one pass: parts of its rounds that follow each other
+_ENOUGH = 3  # passes for an interval: with two passes, Student's t is thirteen times the spread
+_PSEUDO_PASSES = 5  # for a file with one pass: consecutive parts of its rounds
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join the rows of several passes by their full names.
 
     Args:
-        rows: as pytest-benchmark stores them, those of the first pass first.
+        rows: rows in the form that pytest-benchmark stores; the rows of the first pass come first.
 
     Returns:
-        rows with the rounds of all passes, one after the other; ``extra_info["pass_rounds"]`` says how many each has.
-        The statistics and intervals are those of all rounds.
+        Rows with the rounds of all passes, one after the other; ``extra_info["pass_rounds"]`` holds the number of
+            rounds
+        of each pass. The statistics and intervals cover all rounds.
     """
     found: dict[str, dict[str, Any]] = {}
     for one in rows:
@@ -45,17 +47,17 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pass_values(seconds: Sequence[float], pass_rounds: Sequence[int] | None) -> list[float]:
-    """Return the median of each pass; of parts of the rounds where there is one pass."""
+    """Return the median of each pass; if there is only one pass, the medians of parts of its rounds."""
     return [statistics.median(part) for part in _by_pass(seconds, pass_rounds)]
 
 
 def pass_ratios(
     ours: Sequence[float], others: Sequence[Sequence[float]], pass_rounds: Sequence[int] | None
 ) -> list[float]:
-    """Return for each pass the ratio of a function's seconds to those of functions that took turns with it.
+    """Return, for each pass, the ratio of a function's seconds to those of functions that took turns with it.
 
-    It is the trimmed mean of the logarithms round by round: a minute in which the machine was slow affects both sides
-    of a round, and a round that was interrupted does not count.
+    The ratio is the trimmed mean of the logarithms of the rounds. A minute in which the machine was slow affects both
+    sides of a round, and an interrupted round does not count.
     """
     per_round = [
         math.log(max(own, 1e-12)) - statistics.fmean(math.log(max(one, 1e-12)) for one in theirs)
@@ -65,7 +67,7 @@ def pass_ratios(
 
 
 def _trimmed_mean(values: Sequence[float]) -> float:
-    """Of the middle half."""
+    """Return the mean of the middle half."""
     left_out = len(values) // 4
     return statistics.fmean(sorted(values)[left_out : len(values) - left_out])
 
@@ -80,7 +82,7 @@ def _by_pass(values: Sequence[float], pass_rounds: Sequence[int] | None) -> list
 
 
 def passes_interval(values: Sequence[float]) -> Interval:
-    """Return the geometric mean of positive values, one of each pass, with its 95 % interval by Student's t.
+    """Return the geometric mean of positive values, one for each pass, with its 95 % interval by Student's t.
 
     Example:
         >>> passes_interval([2.0, 2.0])
@@ -90,9 +92,7 @@ def passes_interval(values: Sequence[float]) -> Interval:
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         return Interval(math.exp(mean), 0.0, math.inf)
-    from scipy.stats import t
-
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = quantile((1 + CONFIDENCE) / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Interval(*(round(math.exp(one), 12) for one in (mean, mean - half, mean + half)))
 
 
@@ -107,7 +107,7 @@ def _stats(data: Sequence[float], iterations: int) -> dict[str, Any]:
 
 def _times(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     facts, data = row["extra_info"], row["stats"]["data"]
-    if "median_s" not in facts:  # of pytest-benchmark's own fixture
+    if "median_s" not in facts:  # a row of pytest-benchmark's own fixture
         return {}
     values = pass_values(data, facts["pass_rounds"])
     interval = passes_interval(values) if len(facts["pass_rounds"]) >= _ENOUGH else median_interval(data)

@@ -1,4 +1,4 @@
-"""The largest amount of memory that a block holds at once, on the host and on a device."""
+"""The peak memory of a block, on the host and on a device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass
 class PeakMemory:
-    """Bytes; None where nothing measures them.
+    """The peak in bytes; None if it is not measured.
 
     Args:
-        host_bytes: resident memory of the process at its largest.
-        device_bytes: what torch allocated at most, above what it held before.
+        host_bytes: the largest resident memory of the process.
+        device_bytes: the largest amount that torch allocated, above the amount before the block.
     """
 
     host_bytes: int | None = None
@@ -29,7 +29,7 @@ class PeakMemory:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Measure a block; the numbers are there when it has ended."""
+    """Measure a block; the numbers are available when the block has ended."""
     peak = PeakMemory()
     counts = _reset_host()
     before = 0
@@ -45,7 +45,7 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
 
 def _reset_host() -> bool:
     try:
-        _CLEAR_REFS.write_text("5")  # the peak begins anew
+        _CLEAR_REFS.write_text("5")  # resets the peak
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What ranks measured: plain data, which travels from the ranks as JSON."""
+"""The measurements of ranks: plain data, which ranks send as JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class RankTimes:
     """One function on one rank.
 
     Args:
-        name: of the function among those that are compared.
+        name: name of the function among the compared ones.
         iterations: calls in one sample.
-        seconds: of a call, for each round.
-        device_seconds: the same by the events of a CUDA device; None elsewhere.
-        host_peak_bytes: the largest resident memory of the process during one call; None where Linux does not say.
-        device_peak_bytes: memory of the device that one call allocates at most, above what was allocated before.
+        seconds: seconds of a call, for each round.
+        device_seconds: the same, measured by the events of a CUDA device; None on other devices.
+        host_peak_bytes: the largest resident memory of the process during one call; None if Linux does not report it.
+        device_peak_bytes: the most device memory that one call allocates, above the amount allocated before.
     """
 
     name: str
@@ -32,9 +32,13 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class LoadReading:
-    """CPU time while the rounds ran, in seconds: of this process, and of everything on the machine (None: unknown).
+    """The CPU time while the rounds ran.
 
-    ``node`` is the machine's name.
+    Args:
+        elapsed_s: seconds of the clock.
+        own_s: CPU seconds of this process.
+        machine_s: CPU seconds of all programs on the machine; None if unknown.
+        node: the machine's name.
     """
 
     elapsed_s: float
@@ -48,11 +52,11 @@ class RankRecord:
     """All functions on one rank.
 
     Args:
-        times: of each function, in the order of the rows.
-        warm_up_rounds: before those that count.
-        threads: of torch's operations.
-        device: where the functions computed.
-        load: of the CPUs.
+        times: the times of each function, in the order of the rows.
+        warm_up_rounds: the rounds before those that count.
+        threads: the threads of torch's operations.
+        device: the device on which the functions computed.
+        load: the load of the CPUs.
     """
 
     times: tuple[RankTimes, ...]
@@ -67,6 +71,6 @@ class RankRecord:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RankRecord:
-        """Read what :meth:`as_json` returned."""
+        """Return the record from the result of :meth:`as_json`."""
         times = tuple(RankTimes(**one) for one in record["times"])
         return cls(**(dict(record) | {"times": times, "load": LoadReading(**record["load"])}))

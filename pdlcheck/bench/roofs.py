@@ -1,4 +1,4 @@
-"""The share of a limit of the machine, measured in the same run, that each row reaches."""
+"""The share of the roof that each row reaches; the same run measures the roof."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COPY, _SOCKET, _MESSAGE = "test_copy_in_memory", "test_socket", "test_ping_pong
 
 
 class Share(NamedTuple):
-    """``value`` of the bandwidth of ``roof``."""
+    """The share ``value`` of the bandwidth of ``roof``."""
 
     value: float
     roof: str
@@ -20,9 +20,9 @@ class Share(NamedTuple):
 def shares_of_roof(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Share]:
     """Return the share of each row that has a roof, by name.
 
-    The bus bandwidth of a collective stands beside a plain socket of as many ranks, or on GPUs beside the fastest
-    message; other bytes beside copies in memory by as many ranks; a row with ``floor_s``, the least time that the
-    memory allows, beside this.
+    The roof of a collective's bus bandwidth is a plain socket between as many ranks, or on GPUs the fastest message.
+    The roof of other bytes is a copy in memory by as many ranks. The roof of a row with ``floor_s`` is that value, the
+    least time that the memory allows.
 
     Example:
         >>> rows = [("test_socket[2ranks]", {"world_size": 2, "nbytes": 8, "busbw_GBps": 4.0, "algbw_GBps": 4.0})]
@@ -52,7 +52,7 @@ def shares_of_roof(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, S
 
 
 def _bandwidths(rows: Iterable[tuple[str, Mapping[str, Any]]], test: str) -> dict[tuple[str, int], float]:
-    """The largest of a test, by device and number of ranks."""
+    """Return the largest bandwidth of a test, by device and number of ranks."""
     found: dict[tuple[str, int], float] = {}
     for name, facts in rows:
         if name.partition("[")[0] == test and facts.get("algbw_GBps"):

@@ -1,4 +1,4 @@
-"""Times functions on one rank, in step with the other ranks of the default process group.
+"""The timing of functions on one rank, in step with the other ranks of the default process group.
 
 Functions that are compared take turns within each round, so that a busy moment of the machine affects all of them.
 All ranks agree on every number of repetitions before they use it: a rank that decided by its own clock would leave the
@@ -23,21 +23,21 @@ from pdlcheck.bench.records import RankRecord, RankTimes
 
 __all__ = ["Rounds", "time_in_turns"]
 
-_SAMPLE_S = 1e-3  # a shorter call is repeated within one sample: a barrier releases ranks up to 0.1 ms apart
+_SAMPLE_S = 1e-3  # a shorter call is repeated within one sample, because a barrier releases ranks up to 0.1 ms apart
 _MOST_ITERATIONS = 1000
-_FASTER = 0.95  # warm-up goes on while the last rounds are faster than the rounds before by this factor
-_LAST = 3  # rounds
+_FASTER = 0.95  # the warm-up continues while the last rounds are faster than the rounds before by this factor
+_LAST = 3  # the number of these last rounds
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """How long to measure.
+    """The limits of a measurement.
 
     Args:
         max_time_s: seconds for each function; also the limit of its warm-up.
-        min_rounds: at least, however long they take.
-        max_rounds: at most.
-        iterations: calls in one sample; ``None`` is as many as fill a millisecond.
+        min_rounds: the least number of rounds, however long they take.
+        max_rounds: the largest number of rounds.
+        iterations: calls in one sample; ``None`` means as many as fill a millisecond.
     """
 
     max_time_s: float = 1.0
@@ -66,14 +66,15 @@ def time_in_turns(
 
     Args:
         ways: the functions by name, in the order of the rows.
-        rounds: how long to measure.
+        rounds: the limits of the measurement.
         setup: called before each sample and before the last call of each way; not timed.
-        check: called with the result of the last call of each way, before the next way runs: it may write the same
+        check: called with the result of the last call of each way, before the next way runs, which may write the same
             tensor. It raises, or returns the number of wrong elements.
-        device: where the functions compute; a CUDA device is synchronised before each reading of the clock.
+        device: the device on which the functions compute; a CUDA device is synchronised before each reading of the
+            clock.
 
     Returns:
-        the result of one more, untimed call of each way, the times, and the number of wrong elements of each way.
+        The result of one more, untimed call of each way, the times, and the number of wrong elements of each way.
     """
     device = device or torch.device("cpu")
     prepare = setup or (lambda: None)
@@ -142,7 +143,7 @@ def _sampler(
 def _warm_up(
     sample: Mapping[str, Callable[[], tuple[float, float | None]]], rounds: Rounds, device: torch.device
 ) -> tuple[int, float]:
-    """Run rounds until they no longer get faster; return their number and the seconds of a round, agreed on."""
+    """Run rounds until they no longer get faster; return their number and the seconds of a round, agreed by all ranks."""
     lasted: list[float] = []
     start = time.perf_counter()
     while True:
@@ -160,7 +161,7 @@ def _warm_up(
 
 @contextmanager
 def _events(device: torch.device) -> Iterator[tuple[Any, Callable[[], float]] | None]:
-    """The end event of a CUDA device, and the seconds from now until it; None elsewhere."""
+    """Yield the end event of a CUDA device and a function that returns the seconds until it; None on other devices."""
     if device.type != "cuda":
         yield None
         return
@@ -175,7 +176,7 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _meet(device: torch.device) -> None:
-    """Wait for all ranks; nothing is under way on the device then."""
+    """Wait for all ranks; afterwards the device is idle."""
     _synchronise(device)
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.barrier()
@@ -183,7 +184,7 @@ def _meet(device: torch.device) -> None:
 
 
 def _slowest(values: list[float], device: torch.device) -> list[float]:
-    """The largest over ranks of each value."""
+    """Return the largest value over ranks, for each value."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values
     on = device if dist.get_backend() == "nccl" else torch.device("cpu")

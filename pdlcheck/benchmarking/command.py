@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
+from pdlcheck.extras import extra
 from pdlcheck.whole_numbers import whole_number
 from pdlcheck.worlds.choices import DEVICES, MOST_RANKS
 from pdlcheck.worlds.registry import WORLDS
@@ -35,7 +36,7 @@ exit code: 0 if every benchmark ran and its result was right, 1 if not, 2 for wr
 
 
 def add_bench_command(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the parser to ``commands``, what ``add_subparsers`` returned."""
+    """Add the parser to ``commands``, the result of ``add_subparsers``."""
     parser = commands.add_parser(
         "bench",
         help="measure the primitives on this machine",
@@ -77,6 +78,9 @@ def run_bench_command(parser: argparse.ArgumentParser, arguments: argparse.Names
 
     from pdlcheck.benchmarking.session import Plan, UsageError, run_benchmarks
 
+    with extra("bench", "pdlcheck bench"):
+        import pytest_benchmark  # noqa: F401
+        import scipy  # noqa: F401
     plan = Plan(
         suites=tuple(arguments.suites),
         device=arguments.device,

@@ -1,4 +1,4 @@
-"""The plugin object of one run: it repeats the benchmarks, shows progress, and keeps skips and failures for the end."""
+"""The plugin object of one run: it repeats the benchmarks, shows progress, and collects skips and failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Follower", "facts_of"]
 
 
 def facts_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the columns of a row of the JSON; those of pytest-benchmark's own fixture get the times, too."""
+    """Return the columns of a row of the JSON; add the times to rows of pytest-benchmark's own fixture."""
     facts, stats = row["extra_info"], row["stats"]
     if "median_s" in facts:
         return facts  # type: ignore[no-any-return]  # a dictionary of JSON
@@ -28,30 +28,30 @@ def facts_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Follower:
-    """Runs all benchmarks in several passes, and prints a line for each as it ends, with the time that is left.
+    """A plugin that runs all benchmarks in several passes and prints a line when each ends, with the remaining time.
 
-    A pass has ranks of its own: new processes here, new forks of its processes under a launcher.
+    A pass has ranks of its own: new processes here, or new forks of its processes under a launcher.
 
     Args:
-        console: where progress goes.
-        passes: how often each benchmark runs.
+        console: the console for progress.
+        passes: the number of passes.
     """
 
     def __init__(self, console: Console, passes: int) -> None:
         self._console = console
         self._passes = passes
-        self._ended = 0  # passes
+        self._ended = 0  # completed passes
         self._done = 0
-        self._seen = 0  # rows of pytest-benchmark
+        self._seen = 0  # rows of pytest-benchmark that were printed
         self._begin = time.perf_counter()
-        self.is_silent = True  # until there is something to run in this process
+        self.is_silent = True  # until this process has something to run
         self.is_interrupted = False
         self.skipped: Counter[str] = Counter()
         self.failures: list[tuple[str, str]] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Give pytest's own reporter nowhere to write: other plugins ask it for its settings."""
+        """Redirect pytest's own reporter to nowhere; it must exist because other plugins read its settings."""
         self._config = config
         config.pluginmanager.unregister(name="terminalreporter")
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115  # closed in pytest_unconfigure
@@ -59,24 +59,28 @@ class Follower:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        """Close the file of the redirected reporter."""
         self._nowhere.close()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep a failure of the collection."""
         if report.failed:
             self.is_silent = False
             self.failures.append((report.nodeid, report.longreprtext))
 
     def pytest_internalerror(self, excrepr: object) -> None:
+        """Keep an internal error of pytest."""
         self.is_silent = False
         self.failures.append(("pytest", f"it stopped with an error of its own:\n{excrepr}"))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.is_interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)  # which is pytest's own
+        """Record that the user pressed Ctrl-C."""
+        self.is_interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)  # Interrupted is pytest's own
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Run the items as pytest does, several times; what fixtures hold ends with each pass."""
+        """Run the items as pytest does, in several passes; worlds that fixtures hold are closed after each pass."""
         if session.testsfailed or session.config.option.collectonly:
-            return None  # pytest says why
+            return None  # pytest reports the reason
         self._number = len(session.items) * self._passes
         for ended in range(self._passes):
             self._ended = ended
@@ -90,12 +94,14 @@ class Follower:
         return True
 
     def pytest_runtest_logstart(self) -> None:
+        """Show the results of this process, because it runs tests."""
         self.is_silent = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep failures and skips, and print a line when a benchmark ends."""
         if report.failed:
             self.failures.append((report.nodeid, report.longreprtext))
-        elif report.skipped and not self._ended:  # each pass skips the same
+        elif report.skipped and not self._ended:  # each pass has the same skips
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
             self.skipped[reason.removeprefix("Skipped: ")] += 1
         if report.when == "teardown":
@@ -103,7 +109,7 @@ class Follower:
             self._tell(report.nodeid)
 
     def _tell(self, nodeid: str) -> None:
-        """Print what the benchmark that ends has measured, from the session of pytest-benchmark."""
+        """Print the measured seconds of the benchmark that ends, from the session of pytest-benchmark."""
         session: Any = getattr(self._config, "_benchmarksession", None)
         rows = [] if session is None else session.benchmarks
         new, self._seen = rows[self._seen :], len(rows)

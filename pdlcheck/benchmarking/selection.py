@@ -1,4 +1,4 @@
-"""What ``pdlcheck bench`` runs: suites of this package by their names, or files of tests of the user's own."""
+"""The selection of ``pdlcheck bench``: suites of this package by name, or files of the user's own tests."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from pdlcheck.installed import installed_folder
 __all__ = ["Selection", "UsageError", "select", "suite_names"]
 
 SUITES = "pdlcheck.benchmarks"
-_AT_LEAST = "--benchmark-min-rounds=3"  # in each pass
+_AT_LEAST = "--benchmark-min-rounds=3"  # rounds in each pass
 _PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_XDIST_WORKER")
-_NOT_WHILE_MEASURING = {"xdist": "-n0", "pytest_cov": "--no-cov"}  # plugins that a project's own options may switch on
+_NOT_WHILE_MEASURING = {"xdist": "-n0", "pytest_cov": "--no-cov"}  # plugins that a project's own options may enable
 _HARMLESS = (
-    "pytest.PytestAssertRewriteWarning",  # this plugin is imported already
-    "pytest_benchmark.logger.PytestBenchmarkWarning",  # nothing to save: every benchmark failed
+    "pytest.PytestAssertRewriteWarning",  # this plugin is already imported
+    "pytest_benchmark.logger.PytestBenchmarkWarning",  # nothing to save, because every benchmark failed
 )
 
 
 class UsageError(Exception):
-    """The arguments cannot be carried out; the message says which, and what can be."""
+    """The arguments cannot be carried out; the message names them and the possible ones."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How pytest is called for it.
+    """The call of pytest for the selected benchmarks.
 
     Args:
-        arguments: of pytest.
-        variables: of the environment, in the place of pytest's own ones. In a worker of xdist it would not measure.
+        arguments: arguments of pytest.
+        variables: environment variables that replace pytest's own. For example, pytest-benchmark would not measure in a
+            worker of xdist.
     """
 
     arguments: list[str]
@@ -42,7 +43,7 @@ class Selection:
 
     @contextmanager
     def environment(self) -> Iterator[None]:
-        """Set the variables, and give back those of before at the end."""
+        """Set the variables, and restore the earlier values at the end."""
         before = {name: os.environ.pop(name, None) for name in _PYTEST_VARIABLES}
         os.environ.update(self.variables)
         try:
@@ -55,15 +56,15 @@ class Selection:
 
 
 def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selection:
-    """Return the call of pytest that measures them.
+    """Return the call of pytest that measures ``names``.
 
     Args:
-        names: of suites; or all of them files, folders and ids of tests. Empty means all suites.
+        names: either names of suites, or files, folders and ids of tests. Empty means all suites.
         ranks: numbers of ranks.
-        full: larger inputs.
+        full: whether to use larger inputs.
 
     Raises:
-        UsageError: a name is neither, or they are not all of one kind.
+        UsageError: a name is neither, or the names are of both kinds.
         FileNotFoundError: the suites are not installed.
     """
     numbers = ",".join(map(str, ranks))
@@ -87,7 +88,7 @@ def select(names: Sequence[str], ranks: Sequence[int], *, full: bool) -> Selecti
 
 
 def suite_names() -> list[str]:
-    """The names of all suites, sorted.
+    """Return the names of all suites, sorted.
 
     Raises:
         FileNotFoundError: the suites are not installed.
@@ -96,7 +97,7 @@ def suite_names() -> list[str]:
 
 
 def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str) -> Selection:
-    """With the project's own settings, conftest files and plugins."""
+    """Return the call for the user's tests, with the project's own settings, conftest files and plugins."""
     for name in own:
         if not Path(name.partition("::")[0]).exists():
             raise UsageError(f"there is no file {name.partition('::')[0]}")
@@ -104,7 +105,7 @@ def _of_the_user(names: Sequence[str], own: Sequence[str], ranks: str) -> Select
         raise UsageError(f"{own[0]} is a file and {suites[0]} a suite: measure them in two runs")
     arguments = [*own, "--benchmark-only", "-p", unmarked.__name__, unmarked.OPTION, ranks, "-p", "no:randomly"]
     arguments += [option for plugin, option in _NOT_WHILE_MEASURING.items() if find_spec(plugin)]
-    for warning in _HARMLESS:  # where the project makes errors of warnings
+    for warning in _HARMLESS:  # the project may turn warnings into errors
         arguments += ["-W", f"ignore::{warning}"]
     return Selection([*arguments, _AT_LEAST])
 

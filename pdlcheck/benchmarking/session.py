@@ -1,4 +1,4 @@
-"""Runs benchmarks, in a pytest session of this process."""
+"""The run of benchmarks in a pytest session of this process."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line, pri
 
 __all__ = ["Plan", "UsageError", "run_benchmarks"]
 
-_QUICK_S, _FULL_S = 0.05, 1.0  # for each function that is timed, in a pass
+_QUICK_S, _FULL_S = 0.05, 1.0  # for each timed function, in a pass
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The choices for one run of ``pdlcheck bench``.
 
     Args:
         suites: names of suites, or files of tests; empty means all suites.
-        device: of the tensors, ``cpu`` or ``cuda``.
-        world: where ranks run; ``None`` chooses by the device.
+        device: device of the tensors, ``cpu`` or ``cuda``.
+        world: the world of the ranks; ``None`` chooses it by the device.
         ranks: numbers of ranks.
         full: larger inputs and more rounds.
         json: file for all rows.
-        passes: how often to run everything, each time in new processes.
+        passes: number of passes, each in new processes.
     """
 
     suites: tuple[str, ...] = ()
@@ -55,9 +55,9 @@ def run_benchmarks(console: Console, plan: Plan) -> bool:
     """Run the suites and print their rows; return whether every result was right.
 
     Raises:
-        UsageError: a suite, the device, or the file cannot be had.
+        UsageError: a suite, the device, or the file is not available.
         FileNotFoundError: the suites are not installed.
-        KeyboardInterrupt: Ctrl-C was pressed. The rows measured so far are printed and written.
+        KeyboardInterrupt: the user pressed Ctrl-C. The rows measured so far are printed and written.
     """
     selection = select(plan.suites, plan.ranks, full=plan.full)
     world = _world(plan)
@@ -101,7 +101,7 @@ def _world(plan: Plan) -> str:
 
 
 def _require_writable(path: Path | None) -> None:
-    """Before minutes of measuring, not after."""
+    """Raise if the file cannot be written, before minutes of measurement are spent."""
     if path is not None and (why := why_not_writable(path)):
         raise UsageError(f"--json {path} cannot be written: {why}")
 

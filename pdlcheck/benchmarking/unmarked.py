@@ -11,11 +11,13 @@ OPTION = "--pdl-bench-ranks"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the numbers of ranks."""
     parser.addoption(OPTION, dest="pdl_bench_ranks", help="numbers of ranks, such as 1,2,4")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Add the marker ``world_size`` to unmarked tests that request ``rank_benchmark``."""
     requested, marked = metafunc.fixturenames, metafunc.definition.get_closest_marker("world_size")
     if "rank_benchmark" in requested and "world" not in requested and marked is None:
         ranks = metafunc.config.getoption("pdl_bench_ranks").split(",")

@@ -80,7 +80,10 @@ class Timeline:
         return _length(self._times(rank, "compute"))
 
     def communication_s(self, rank: int) -> float:
-        """Return the time in which a message or a collective of the rank moves data; the time until its partners post is no part."""
+        """Return the time in which a message or a collective of the rank moves data.
+
+        The time until its partners post does not count.
+        """
         return _length(self._times(rank, "communication"))
 
     def exposed_s(self, rank: int) -> float:

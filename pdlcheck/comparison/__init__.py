@@ -1,1 +1,1 @@
-"""The command ``pdlcheck compare``: runs of benchmarks side by side, machines or commits."""
+"""The command ``pdlcheck compare``: it compares benchmark runs of different machines or commits."""

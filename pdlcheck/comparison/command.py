@@ -29,7 +29,7 @@ exit code: 0 if no row of a later run is significantly slower, 1 if one is, 2 fo
 
 
 def add_compare_command(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the parser to ``commands``, what ``add_subparsers`` returned."""
+    """Add the parser to ``commands``, the result of ``add_subparsers``."""
     parser = commands.add_parser(
         "compare",
         help="compare runs of benchmarks, machines or commits",
@@ -80,7 +80,7 @@ def run_compare_command(parser: argparse.ArgumentParser, arguments: argparse.Nam
 
 
 def limit_of(text: str) -> float:
-    """Read the argument of ``--limit``."""
+    """Return the value of the argument of ``--limit``."""
     try:
         limit = float(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""Pairs the rows of two runs and says which became slower.
+"""The comparison of two runs: it pairs their rows and reports the rows that became slower.
 
-A machine is shared: a minute later all of it may be slower. So the unit is a pass, not a round. A row that took turns
-with other functions of its run (those of torch) is judged by its ratio to them; a row without any, by its times over
-the shift that all rows have in common. With few rows, a slower machine looks the same as slower code that all rows
-share: each is judged by its time. Welch's test compares the passes of both runs, and Holm's correction takes account of
-how many rows are judged.
+On a shared machine, all rows may be slower a minute later. So the unit is a pass, not a round. A row that took turns
+with other functions of its run (those of torch) is judged by its ratio to them. Any other row is judged by its times
+relative to the shift that all rows have in common. With few rows, a slower machine cannot be distinguished from slower
+code that all rows share, so each row is judged by its time. Welch's test compares the passes of both runs, and Holm's
+correction accounts for the number of judged rows.
 
 Source: Welch, Biometrika 34 (1947); Holm, Scand. J. Statist. 6 (1979).
 """
@@ -19,15 +19,16 @@ from typing import Literal
 
 from pdlcheck.bench.intervals import Interval
 from pdlcheck.bench.passes import pass_ratios, pass_values
+from pdlcheck.bench.student_t import beyond, quantile
 from pdlcheck.comparison.runs import Measured, Run
 
 __all__ = ["Comparison", "Pair", "compare"]
 
 Verdict = Literal["slower", "faster", "as fast", "unclear", "reference"]
 JudgedBy = Literal["ratio", "shift", "time"]
-_ENOUGH_ROWS = 8  # in both runs, for a shift that one changed function does not move
-_SIGNIFICANT = 0.05  # for all rows together
-_EXACT = 1e-12  # logarithms that differ by less are of the same number
+_ENOUGH_ROWS = 8  # shared rows, so that one changed function does not move the shift
+_SIGNIFICANT = 0.05  # the level for all rows together
+_EXACT = 1e-12  # logarithms with a smaller difference count as equal
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Pair:
     """One row in both runs.
 
     Args:
-        name: of the row.
+        name: name of the row.
         seconds: medians of both runs.
-        ratio: of the times, second run over first.
-        relative: what the row is judged by.
-        judged_by: ``ratio``, that of its ratios to the functions that it took turns with; ``shift``, that of its times
-            over what all rows have in common; or ``time``, that of its times.
-        verdict: of the second run; ``reference`` for a function that others are compared with.
+        ratio: ratio of the times, second run over first.
+        relative: the ratio by which the row is judged.
+        judged_by: ``ratio``, by its ratios to the functions that it took turns with; ``shift``, by its times relative
+            to the shift of all rows; or ``time``, by its times.
+        verdict: the verdict on the second run; ``reference`` for a function that others are compared with.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs.
+    """The comparison of two runs.
 
     Args:
         base: the first run.
@@ -62,8 +63,8 @@ class Comparison:
         pairs: rows that are in both.
         shift: the median ratio of the times of all rows.
         passes: the smaller number of passes of both.
-        only_base: names of rows that are in the first run alone.
-        only_other: names of rows that are in the second run alone.
+        only_base: names of rows that are only in the first run.
+        only_other: names of rows that are only in the second run.
     """
 
     base: Run
@@ -76,7 +77,7 @@ class Comparison:
 
     @property
     def slower(self) -> list[Pair]:
-        """The rows that became slower."""
+        """Return the rows that became slower."""
         return [pair for pair in self.pairs if pair.verdict == "slower"]
 
 
@@ -84,9 +85,9 @@ def compare(base: Run, other: Run, limit: float) -> Comparison:
     """Compare the rows that are in both runs.
 
     Args:
-        base: the first run, such as that of the main branch.
+        base: the first run, such as a run of the main branch.
         other: the second run.
-        limit: a row whose relative time grew by this ratio, significantly, became slower; above 1.
+        limit: a row became slower if its relative time grew significantly and by at least this ratio; above 1.
 
     Raises:
         ValueError: ``limit`` is 1 or below.
@@ -135,7 +136,10 @@ def _logs(row: Measured) -> list[float]:
 
 
 def _relative(rows: Mapping[str, Measured], name: str, ways: Sequence[str]) -> list[float]:
-    """For each pass, the logarithm of the row's time over those that it took turns with; of its time without any."""
+    """Return, for each pass, the logarithm of the row's time over the times of the functions that took turns with it.
+
+    Without such functions, return the logarithm of its time.
+    """
     own = rows[name]
     others = [rows[way].seconds for way in ways if len(rows[way].seconds) == len(own.seconds)]
     if not others:
@@ -144,35 +148,31 @@ def _relative(rows: Mapping[str, Measured], name: str, ways: Sequence[str]) -> l
 
 
 def _interval(before: Sequence[float], after: Sequence[float], shift: float) -> Interval:
-    """The ratio after / before, with its 95 % interval from the passes."""
+    """Return the ratio after / before, with its 95 % interval from the passes."""
     difference = statistics.fmean(after) - statistics.fmean(before) - shift
     spread = [len(one) > 1 and statistics.variance(one) / len(one) for one in (before, after)]
     if not all(len(one) > 1 for one in (before, after)):
         return Interval(math.exp(difference), 0.0, math.inf)
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, _freedom(before, after))) * math.sqrt(sum(spread))
+    half = quantile(0.975, _freedom(before, after)) * math.sqrt(sum(spread))
     return Interval(*(math.exp(difference + sign * half) for sign in (0, -1, 1)))
 
 
 def _freedom(before: Sequence[float], after: Sequence[float]) -> float:
-    """Of Welch's test."""
+    """Return the degrees of freedom of Welch's test."""
     parts = [(statistics.variance(one) / len(one), len(one) - 1) for one in (before, after)]
     below = sum(part**2 / freedom for part, freedom in parts)
     return sum(part for part, _ in parts) ** 2 / below if below else min(freedom for _, freedom in parts)
 
 
 def _significant(rows: Mapping[str, Sequence[Sequence[float]]]) -> set[str]:
-    """The names whose passes differ between the runs, by Welch's test with Holm's correction."""
-    from scipy.stats import t
-
+    """Return the names whose passes differ between the runs, by Welch's test with Holm's correction."""
     found = {}
     for name, (before, after) in rows.items():
         if len(before) > 1 and len(after) > 1:
             difference = abs(statistics.fmean(after) - statistics.fmean(before))
             error = math.sqrt(sum(statistics.variance(one) / len(one) for one in (before, after)))
             if error > _EXACT:
-                found[name] = 2 * float(t.sf(difference / error, _freedom(before, after)))
+                found[name] = 2 * beyond(difference / error, _freedom(before, after))
             elif difference > _EXACT:
                 found[name] = 0.0
     significant = set()

@@ -1,4 +1,4 @@
-"""Reads the JSON files of pytest-benchmark, which ``pdlcheck bench`` and ``--benchmark-json`` write."""
+"""The reader of pytest-benchmark's JSON files, which ``pdlcheck bench`` and ``--benchmark-json`` write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Measured", "Run", "UnreadableRun", "read_json", "read_run", "run_of"
 
 
 class UnreadableRun(Exception):
-    """A file is no run of benchmarks; the message names it."""
+    """A file is not a run of benchmarks; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Measured:
     """One row of a run.
 
     Args:
-        name: of the benchmark.
-        subject: the name of the row that it is compared with in its run, where it is one of the other functions.
-        seconds: of each round; where the file has none, the median alone.
+        name: name of the benchmark.
+        subject: for one of the other functions, the name of the row that it is compared with in its run.
+        seconds: seconds of each round; only the median if the file has no rounds.
         facts: further columns.
     """
 
@@ -37,11 +37,11 @@ class Run:
     """One file.
 
     Args:
-        path: of the file.
-        rows: by full name, in the order of the file.
+        path: path of the file.
+        rows: rows by full name, in the order of the file.
         machine: processor, devices and versions, by name.
         commit: the beginning of its hash; empty if it is unknown.
-        moment: when it was measured, as the file says it.
+        moment: the date and time of the measurement, as in the file.
     """
 
     path: Path
@@ -52,19 +52,19 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a file.
+    """Return the run in a file.
 
     Raises:
-        UnreadableRun: it does not exist, is no JSON, or not of pytest-benchmark.
+        UnreadableRun: the file does not exist, is not JSON, or is not from pytest-benchmark.
     """
     return run_of(path, read_json(path))
 
 
 def read_json(path: Path) -> Any:
-    """Read a file.
+    """Return the content of a JSON file.
 
     Raises:
-        UnreadableRun: it does not exist, or is no JSON.
+        UnreadableRun: the file does not exist, or is not JSON.
     """
     try:
         return json.loads(path.read_text())
@@ -75,10 +75,10 @@ def read_json(path: Path) -> Any:
 
 
 def run_of(path: Path, found: Any) -> Run:
-    """Return the run that is the content of a file.
+    """Return the run from the content of a file.
 
     Raises:
-        UnreadableRun: it is not of pytest-benchmark.
+        UnreadableRun: the content is not from pytest-benchmark.
     """
     try:
         rows = {row["fullname"]: _measured(row) for row in found["benchmarks"]}
@@ -93,7 +93,7 @@ def run_of(path: Path, found: Any) -> Run:
 
 
 def short_names(runs: Sequence[Run]) -> list[str]:
-    """Return a name for each run: of its file, and of the folders above where files have the same name."""
+    """Return a name for each run: the name of its file, with the folders above if files have the same name."""
     depth = 1
     while depth < 20 and len({_tail(run.path, depth) for run in runs}) < len(runs):
         depth += 1
@@ -114,7 +114,7 @@ def _measured(row: Mapping[str, Any]) -> Measured:
 
 
 def _machine(info: Mapping[str, Any]) -> dict[str, str]:
-    """The columns that differ between machines people compare."""
+    """Return the columns that differ between machines users compare."""
     ours, cpu = info.get("pdlcheck") or {}, info.get("cpu") or {}
     gpus = [gpu["name"] for gpu in ours.get("gpus", [])]
     found = {

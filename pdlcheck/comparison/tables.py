@@ -1,4 +1,4 @@
-"""A comparison as a table for the terminal, Markdown for a pull request, and JSON for programs."""
+"""The output of a comparison: a table for the terminal, Markdown for a pull request, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def print_comparisons(console: Console, found: Sequence[Comparison], limit: floa
 
 
 def as_markdown(found: Sequence[Comparison], limit: float) -> str:
-    """Return the same as Markdown: the rows that changed first, all rows folded."""
+    """Return the same as Markdown: the changed rows come first, and all rows are folded."""
     runs = [found[0].base, *(one.other for one in found)]
     parts = [markdown_table(["", *short_names(runs)], [[name, *values] for name, values in machine_lines(runs)])]
     for one in found:
@@ -90,13 +90,13 @@ def as_json(found: Sequence[Comparison], limit: float) -> str:
 
 
 def pair_titles(one: Comparison) -> list[str]:
-    """The columns of the table of a comparison."""
+    """Return the column titles of the table of a comparison."""
     base, other = short_names([one.base, one.other])
     return ["benchmark", base, other, "ratio of times (95 %)", "judged by (95 %)", "verdict"]
 
 
 def pair_cells(pair: Pair) -> list[str]:
-    """A row of that table."""
+    """Return a row of that table."""
     judged = f"{_interval(pair.relative)} {_JUDGED_BY[pair.judged_by]}"
     return [
         pair.name,
@@ -113,7 +113,7 @@ def _interval(found: Any) -> str:
 
 
 def sentences(one: Comparison, limit: float) -> list[str]:
-    """The verdict, and what it does not cover."""
+    """Return the verdict and its limitations."""
     base, other = short_names([one.base, one.other])
     slower = one.slower
     verdict = f"no row of {other} is slower than in {base} by {limit:g} or more, as far as {one.passes} passes show"
@@ -136,7 +136,7 @@ def sentences(one: Comparison, limit: float) -> list[str]:
 
 
 def machine_lines(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """What the machines and commits are; a line where all runs agree has its value once."""
+    """Return a line for each property of the machines and commits, with the values of all runs."""
     names = dict.fromkeys(name for run in runs for name in run.machine)
     lines = [(name, [run.machine.get(name, "-") for run in runs]) for name in names]
     return [*lines, ("commit", [run.commit or "-" for run in runs]), ("measured", [run.moment or "-" for run in runs])]

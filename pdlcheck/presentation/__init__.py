@@ -1,1 +1,1 @@
-"""``pdlcheck report``: runs and verifications as a page, as Markdown and in the terminal."""
+"""The command ``pdlcheck report``: it shows runs and verifications as a page, as Markdown or in the terminal."""

@@ -1,4 +1,4 @@
-"""Puts the sections of a report together."""
+"""The assembly of the sections of a report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["build"]
 
 
 def build(runs: Sequence[Run], verifications: Sequence[Verification], limit: float) -> Document:
-    """Return the report of some runs, each later one compared with the first, and of verifications.
+    """Return the report of some runs, with each later run compared to the first, and of verifications.
 
     Args:
-        runs: of benchmarks.
-        verifications: by ``pdlcheck verify``.
-        limit: how much more time makes a row slower.
+        runs: runs of benchmarks.
+        verifications: results of ``pdlcheck verify``.
+        limit: the ratio of times above which a row is slower.
     """
     summary: list[Words] = []
     sections: list[Section | None] = []
@@ -56,7 +56,7 @@ def build(runs: Sequence[Run], verifications: Sequence[Verification], limit: flo
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Of a single run, nothing."""
+    """Return a name for each run; empty if there is only one run."""
     return short_names(runs) if len(runs) > 1 else [""] * len(runs)
 
 

@@ -1,4 +1,4 @@
-"""Plots as Vega-Lite specifications, by Altair."""
+"""The plots as Vega-Lite specifications, made by Altair."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pdlcheck.extras import extra
 __all__ = ["script", "specification"]
 
 _COLOURS = ["#4c8bc9", "#e8871e", "#4f9d52", "#b565c2", "#d1595f", "#8c7a5b", "#3aa7a3", "#999999"]
-_CATEGORY_PX = 18  # for each series of a category
+_CATEGORY_PX = 18  # pixels for each category
 _HEIGHT_PX = 300
-_CONFIG = {  # the text has the colour of the page around it, in light and dark
+_CONFIG = {  # texts have the colour of the page, in light and dark mode
     "background": "transparent",
     "font": "inherit",
     "axis": {
@@ -50,11 +50,11 @@ def script() -> str:
         import vl_convert
         from altair import VEGALITE_VERSION
     version = ".".join(VEGALITE_VERSION.split(".")[:2])
-    return vl_convert.javascript_bundle(vl_version=version)  # type: ignore[call-arg]  # its stub asks for a snippet
+    return vl_convert.javascript_bundle(vl_version=version)  # type: ignore[call-arg]  # its stub requires a snippet
 
 
 def specification(plot: Plot, title: str) -> dict[str, Any]:
-    """Return the specification of a plot. A click on a name of the legend shows its series alone."""
+    """Return the specification of a plot. A click on a name in the legend shows only its series."""
     import altair as alt
 
     points = [
@@ -103,7 +103,7 @@ def specification(plot: Plot, title: str) -> dict[str, Any]:
     layers.append(spread.encode(**along, **ends, tooltip=[*tips, *span], **shown))
     dots = layer(points).mark_point(filled=True, size=70)
     layers.append(dots.encode(**along, **{value: axis("y:Q", **value_axis)}, tooltip=[*tips, *span], **shown))
-    layers[0] = layers[0].add_params(chosen)  # where Vega-Lite takes the legend of all layers from
+    layers[0] = layers[0].add_params(chosen)  # Vega-Lite takes the legend of all layers from the first one
     height: Any = alt.Step(_CATEGORY_PX) if by_category else _HEIGHT_PX
     chart = alt.layer(*layers).properties(width="container", height=height, description=title)
     made: dict[str, Any] = chart.to_dict()
@@ -112,7 +112,7 @@ def specification(plot: Plot, title: str) -> dict[str, Any]:
 
 
 def _colours(names: list[str]) -> list[str]:
-    """One for each; the model of a series has that of the series."""
+    """Return a colour for each name; the model of a series has the colour of the series."""
     own = [name for name in names if name.removeprefix("model of ") not in names or not name.startswith("model of ")]
     return [_COLOURS[own.index(name.removeprefix("model of ") if name not in own else name) % 8] for name in names]
 

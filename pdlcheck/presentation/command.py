@@ -32,7 +32,7 @@ exit codes of `pdlcheck bench`, `compare` and `verify` tell it to a script.
 
 
 def add_report_command(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the parser to ``commands``, what ``add_subparsers`` returned."""
+    """Add the parser to ``commands``, the result of ``add_subparsers``."""
     parser = commands.add_parser(
         "report",
         help="make a page of runs and verifications",

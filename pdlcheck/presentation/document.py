@@ -1,4 +1,4 @@
-"""What a report says, before it has a form: sections of sentences, tables, plots and pictures."""
+"""The content of a report, independent of its output format: sections of sentences, tables, plots and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Finding:
-    """A title, a verdict if there is one, and the sentence that explains it; with its plot."""
+    """A title, a verdict if there is one, the sentence that explains it, and its plot."""
 
     title: str
     sentence: str
@@ -43,7 +43,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table; ``minor`` ones can be hidden."""
+    """A line of a table; ``minor`` lines can be hidden."""
 
     cells: Sequence[Cell]
     tone: Tone = ""
@@ -52,7 +52,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. ``minor`` says what its minor lines are; empty if it has none. Facts by name are not for sorting."""
+    """A table.
+
+    ``minor`` describes its minor lines; empty if it has none. ``can_be_sorted`` is False for a table of facts by name.
+    """
 
     title: str
     columns: Sequence[str]
@@ -63,7 +66,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing: a whole SVG, and what it shows in words."""
+    """A drawing: a whole SVG, and a description in words."""
 
     title: str
     svg: str
@@ -72,7 +75,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Failure:
-    """The whole report of a property that fails, and the command that runs it again."""
+    """The full report of a failing property, and the command that runs it again."""
 
     title: str
     report: str
@@ -84,7 +87,7 @@ Block = Words | Finding | Chart | Grid | Picture | Failure
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what is below it."""
+    """A heading with its content."""
 
     title: str
     blocks: Sequence[Block]
@@ -92,7 +95,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. ``summary`` is what a reader with ten seconds reads."""
+    """A whole report. ``summary`` is for a reader who has ten seconds."""
 
     title: str
     summary: Sequence[Words]

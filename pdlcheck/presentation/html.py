@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs no network: sentences and tables are text, plots are drawn in the browser."""
+"""The report as one HTML page that needs no network: sentences and tables are text, and the browser draws the plots."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _plot_of(block: Any) -> Any:
 
 
 def _drawing(picture: Picture) -> str:
-    """The SVG as a part of the page: as wide as there is room, with a name for screen readers.
+    """Return the SVG as a part of the page: as wide as the page allows, with a name for screen readers.
 
-    Its texts are escaped where it is drawn.
+    The code that draws it escapes its texts.
     """
     start = f"<svg role='img' aria-label={quoteattr(picture.words)} style='width:100%;height:auto'"
     return _SVG_START.sub(lambda _: start, picture.svg, count=1)

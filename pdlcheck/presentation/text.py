@@ -1,4 +1,4 @@
-"""A report as Markdown, and in the terminal."""
+"""The report as Markdown, and in the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLES: dict[Tone, str] = {"": "", "good": GOOD, "bad": BAD, "doubtful": SKIPPE
 
 
 def as_markdown(document: Document) -> str:
-    """Return the report as Markdown; what is long is folded."""
+    """Return the report as Markdown; long parts are folded."""
     parts = [f"# {document.title}", *(_words(one) for one in document.summary)]
     for section in document.sections:
         parts += [f"## {section.title}", *(part for block in section.blocks for part in _markdown(block))]
@@ -39,7 +39,7 @@ def print_document(console: Console, document: Document) -> None:
 
 
 def plot_table(plot: Plot) -> tuple[list[str], list[list[str]]]:
-    """Return what a plot shows as a table: titles and lines; of its lines the values beside the points."""
+    """Return the values of a plot as a table: titles and lines. The values of its lines are in columns beside the points."""
     lines = {name: dict(line) for name, line in plot.lines.items()}
     shown = [name for name, line in lines.items() if any(one.x in line for one in _points(plot))]
     rows = []

@@ -1,1 +1,1 @@
-"""What a person reads: records, the tables made of them, progress. Nothing here runs or measures anything."""
+"""The output for users: records, tables made of them, and progress. No module here runs or measures anything."""

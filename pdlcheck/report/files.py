@@ -1,4 +1,4 @@
-"""Files that commands write."""
+"""Checks of the files that commands write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["why_not_writable"]
 
 
 def why_not_writable(path: Path) -> str:
-    """Return why a file cannot be written; nothing if it can. The file is left as it was."""
+    """Return the reason why a file cannot be written; empty if it can. The file stays as it was."""
     is_new = not path.exists()
     try:
         with path.open("ab"):

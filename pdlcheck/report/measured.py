@@ -1,4 +1,4 @@
-"""The table of what ranks measured: times, bandwidths and ratios, in the columns of nccl-tests where there are any."""
+"""The table of measurements: times, bandwidths and ratios, with the column names of nccl-tests where they exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
 
 class Cell(NamedTuple):
-    """What a cell of a table says, and the number to sort it by, if there is one."""
+    """The text of a table cell, and the number to sort it by, if there is one."""
 
     text: str
     value: float | None = None
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 def measured_table(rows: Sequence[Row]) -> Table:
     """Return a table of rows: their names, and the facts of :func:`pdlcheck.bench.measurement.combine`.
 
-    The row of a function is followed by those of the functions that it is compared with.
+    The row of a function is followed by the rows of the functions that it is compared with.
     """
     title = "rank benchmarks: median over rounds of the slowest rank"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
@@ -41,7 +41,7 @@ def measured_table(rows: Sequence[Row]) -> Table:
 
 
 def measured_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[Cell]]]:
-    """Return the titles and the lines of that table; a column that all rows leave empty is left out."""
+    """Return the titles and the lines of that table, without columns that are empty in all rows."""
     shares = shares_of_roof(rows)
     lines, over = [], dict[str, Sequence[float]]()
     for name, facts in rows:
@@ -74,7 +74,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(nbytes: int | None) -> str:
-    """Return a number of bytes with its unit; nothing for None.
+    """Return a number of bytes with its unit; empty for None.
 
     Example:
         >>> bytes_text(3 * 2**20)
@@ -90,7 +90,7 @@ def bytes_text(nbytes: int | None) -> str:
 
 def _spread(facts: Mapping[str, Any]) -> Cell:
     if facts["median_low_s"] == facts["median_high_s"]:
-        return Cell("")  # of a single round
+        return Cell("")  # a single round
     low, high = (facts[key] / facts["median_s"] - 1 for key in ("median_low_s", "median_high_s"))
     return Cell(f"{low:+.0%} {high:+.0%}", high - low)
 

@@ -1,4 +1,4 @@
-"""What can be seen while the suites run: a bar on a terminal, one plain line for each primitive elsewhere."""
+"""The progress display of the suites: a bar on a terminal, or one plain line for each primitive elsewhere."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["Display", "console_on_stdout", "display"]
 
 
 class Display(Protocol):
-    """Follows a run of the suites."""
+    """The display that follows a run of the suites."""
 
     def begin(self, counts: Mapping[Key, int]) -> None:
-        """So many tests will run for each primitive and world."""
+        """Take the number of tests for each primitive and world."""
 
     def running(self, key: Key) -> None:
-        """A test of this primitive, in this world, starts."""
+        """Show that a test of this primitive starts in this world."""
 
     def done(self, record: PropertyRecord) -> None:
-        """A test has ended."""
+        """Show that a test has ended."""
 
 
 @contextmanager
 def console_on_stdout() -> Iterator[Console]:
-    """Write to this process's stdout, also while pytest captures what the tests write there."""
+    """Yield a console for this process's stdout, which also works while pytest captures the tests' output."""
     sys.stdout.flush()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding) as stream:
-        # the width is asked for now: while tests run, pytest has put its own files in the place of the terminal
+        # read the width now: while tests run, pytest replaces the terminal by its own files
         yield Console(file=stream, highlight=False, width=Console(file=stream).width)
 
 
@@ -61,7 +61,7 @@ def display() -> Iterator[Display]:
 
 
 class _Lines:
-    """One line when the last test of a primitive in a world has ended."""
+    """A display that prints one line when the last test of a primitive in a world has ended."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -86,7 +86,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar over all tests, with the primitive whose turn it is; above it, a line for each failure."""
+    """A display with a bar over all tests and the current primitive; above it, a line for each failure."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""What ``pdlcheck pagerank`` shows: progress while it runs, and its table."""
+"""The output of ``pdlcheck pagerank``: progress while it runs, and its table."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pdlcheck.report.tables import line
 
 __all__ = ["RankingProgress", "ranking_progress", "ranking_table"]
 
-QUIET_S = 1.0  # at least so long between two lines
-FIRST = 10.0  # about the bound after the first round; from there to tol, each round gains about as much
+QUIET_S = 1.0  # the least time between two lines
+FIRST = 10.0  # about the bound after the first round; from there to tol, every round gains about the same
 
 
 class RankingProgress(Protocol):
-    """Follows the ranking of a file; each method can be given to what it follows."""
+    """The progress of the ranking of a file; each method can be passed as a callback."""
 
     def read(self, done: int, total: int | None) -> None:
-        """``done`` of ``total`` bytes have been read; ``total`` of a pipe is ``None``."""
+        """Show that ``done`` of ``total`` bytes have been read; ``total`` of a pipe is ``None``."""
 
     def build(self) -> None:
-        """The edges are being laid out."""
+        """Show that the edges are being laid out."""
 
     def solve(self, rounds: int, bound: float) -> None:
-        """After ``rounds`` rounds the error is at most ``bound``; infinity before the first."""
+        """Show that the error after ``rounds`` rounds is at most ``bound``; infinity before the first round."""
 
 
 @contextmanager
 def ranking_progress(console: Console, tol: float) -> Iterator[RankingProgress]:
-    """A bar where ``console`` is a terminal, a line now and then elsewhere; the rounds end below ``tol``."""
+    """Yield a progress bar if ``console`` is a terminal, else a printer of occasional lines; the rounds end below ``tol``."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -86,7 +86,7 @@ class _Bar:
 
 
 def ranking_table(ranked: Sequence[tuple[object, float]]) -> Table:
-    """Rank, node and score, best first; what a terminal would not print of a name is escaped."""
+    """Return a table of rank, node and score, best first; characters of a name that are not printable are escaped."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     numbers = all(isinstance(node, int) for node, _ in ranked)
     table.add_column("rank", justify="right")

@@ -1,4 +1,4 @@
-"""What `pdlcheck verify` and `pdlcheck doctor` found, as data."""
+"""The results of `pdlcheck verify` and `pdlcheck doctor`, as data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Key = tuple[str, str]  # primitive and world
 
 @dataclass(frozen=True)
 class WorldTrial:
-    """Whether ``ranks`` ranks ran in the world ``name`` here; if not, why, and the command that helps, if any."""
+    """The result of a trial run of ``ranks`` ranks in the world ``name`` on this machine.
+
+    If they did not run, ``why`` holds the reason, and ``cure`` the command that helps, if there is one.
+    """
 
     name: str
     works: bool
@@ -40,8 +43,8 @@ class WorldTrial:
 class PropertyRecord:
     """One test of the suites, in one world.
 
-    ``world`` is ``-`` for a test that needs none. ``examples`` counts what was really executed. ``detail`` is
-    the reason of a skip or the whole report of a failure; ``replay`` the command that runs this test again.
+    ``world`` is ``-`` for a test that needs none. ``examples`` counts the executed examples. ``detail`` is the reason
+    of a skip or the full report of a failure; ``replay`` is the command that runs this test again.
     """
 
     nodeid: str
@@ -55,12 +58,13 @@ class PropertyRecord:
 
     @property
     def key(self) -> Key:
+        """Return the primitive and the world."""
         return self.primitive, self.world
 
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """All tests of one run; ``problem`` says why the run itself did not come to its end, if so."""
+    """All tests of one run; ``problem`` holds the reason if the run itself did not finish."""
 
     records: Sequence[PropertyRecord]
     seconds: float
@@ -68,11 +72,12 @@ class SuiteRun:
 
     @property
     def failures(self) -> list[PropertyRecord]:
+        """Return the records of the tests that fail."""
         return [record for record in self.records if record.outcome == "fails"]
 
     @property
     def held(self) -> bool:
-        """Something was tried, all of it held, and the run came to its end."""
+        """Return whether at least one property was tried, all held, and the run finished."""
         return not self.problem and not self.failures and any(r.outcome == "holds" for r in self.records)
 
 
@@ -91,9 +96,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Versions of PageRank compared on one graph; ``difference`` is the largest L1 distance of two of them.
+    """Versions of PageRank compared on one graph; ``difference`` is the largest L1 distance between two of them.
 
-    ``failure`` is what the check said, if it rejected them; ``difference`` is then not known.
+    ``failure`` is the message of the check if it rejected them; then ``difference`` is unknown.
     """
 
     graph: str
@@ -106,7 +111,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class PackageRanking:
-    """The best packages with their scores, and how far the versions of PageRank are apart."""
+    """The best packages with their scores, and the differences between the versions of PageRank."""
 
     top: Sequence[tuple[str, float]]
     iterations: int
@@ -117,6 +122,7 @@ class PackageRanking:
 
     @property
     def held(self) -> bool:
+        """Return whether all versions agree."""
         return not any(agreement.failure for agreement in self.agreements)
 
 
@@ -124,8 +130,8 @@ class PackageRanking:
 class ReplicaRun:
     """One network trained on ``replicas`` replicas.
 
-    ``loss`` is the mean over the last epoch, ``accuracy`` the share of test images that it gets right,
-    ``difference`` the largest of a weight from the run on one replica.
+    ``loss`` is the mean over the last epoch. ``accuracy`` is the share of test images that it classifies correctly.
+    ``difference`` is the largest difference of a weight from the run on one replica.
     """
 
     replicas: int
@@ -138,7 +144,7 @@ class ReplicaRun:
 
 @dataclass(frozen=True)
 class ReplicaTraining:
-    """The same training on several numbers of replicas; round-off may move a weight by ``allowed``."""
+    """The same training on several numbers of replicas; round-off may change a weight by ``allowed``."""
 
     setting: str
     runs: Sequence[ReplicaRun]
@@ -146,14 +152,15 @@ class ReplicaTraining:
 
     @property
     def held(self) -> bool:
+        """Return whether the replicas are equal and the weights differ by at most ``allowed``, in all runs."""
         return all(run.bitwise_equal and run.difference <= self.allowed for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Verification:
-    """All that ``pdlcheck verify`` found; what was not run is None. ``held``: all of it, on all worlds asked for.
+    """All results of ``pdlcheck verify``; a part that was not run is None.
 
-    ``left_out`` says why LeNet was not trained, if so.
+    ``held``: all parts held, on all requested worlds. ``left_out`` is the reason if LeNet was not trained.
     """
 
     worlds: Sequence[WorldTrial]
@@ -167,9 +174,9 @@ class Verification:
 
 @dataclass(frozen=True)
 class Part:
-    """Something that a machine has or lacks; ``cure`` is how to get it, empty where it is there.
+    """A part that a machine has or lacks; ``cure`` describes how to get it, and is empty if it is present.
 
-    ``required``: without it pdlcheck does not work; the rest is optional.
+    ``required``: pdlcheck does not work without it; other parts are optional.
     """
 
     name: str
@@ -179,12 +186,12 @@ class Part:
 
     @property
     def is_missing(self) -> bool:
-        """True if the machine lacks it, or it does not work."""
+        """Return True if the machine lacks the part, or it does not work."""
         return bool(self.cure)
 
 
 def rows(records: Iterable[PropertyRecord]) -> list[Row]:
-    """One row for each primitive and world; primitives in the order of their first test."""
+    """Return one row for each primitive and world; primitives are in the order of their first test."""
     groups: dict[str, dict[str, list[PropertyRecord]]] = {}
     for record in records:
         groups.setdefault(record.primitive, {}).setdefault(record.world, []).append(record)
@@ -204,7 +211,7 @@ def _row(primitive: str, world: str, group: Sequence[PropertyRecord]) -> Row:
 
 
 def skip_reasons(records: Iterable[PropertyRecord]) -> dict[str, int]:
-    """How many tests were skipped for each reason."""
+    """Return the number of skipped tests for each reason."""
     counts: dict[str, int] = {}
     for record in records:
         if record.outcome == "skipped":

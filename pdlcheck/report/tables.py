@@ -1,4 +1,4 @@
-"""Tables and lines made of records. They fit into 80 columns where the names do."""
+"""The tables and lines made of records. They fit into 80 columns if the names do."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ GOOD, BAD, SKIPPED = "green", "bold red", "yellow"
 
 
 def heading(console: Console, text: str) -> None:
-    """A line that starts a part of the output."""
+    """Print a line that starts a part of the output."""
     console.print()
     console.print(Rule(Text(text, style="bold"), align="left", style="dim"))
 
 
 def line(console: Console, text: str, *, style: str = "") -> None:
-    """One line of text as it stands: no markup, and no line break at the width of the terminal."""
+    """Print one line of text as it is: no markup, and no line break at the width of the terminal."""
     console.print(Text(text, style=style), soft_wrap=True)
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table without wrapping its cells: a terminal that is narrower wraps whole lines."""
+    """Print a table without wrapping its cells; a narrower terminal wraps whole lines."""
     width = Console(width=1000).measure(table).maximum
     Console(file=console.file, width=max(console.width, width), highlight=False).print(table)
 
 
 def verdict(row: Row) -> Text:
-    """``holds``, ``FAILS``, ``skipped``, with how many of the properties where it is not all of them."""
+    """Return ``holds``, ``FAILS`` or ``skipped``, with the number of properties unless it applies to all of them."""
     if row.failing:
         return Text("FAILS" if row.properties == 1 else f"FAILS, {row.failing} of {row.properties}", style=BAD)
     if row.skipped == row.properties:
@@ -69,27 +69,27 @@ def verdict(row: Row) -> Text:
 
 
 def row_line(row: Row) -> str:
-    """A row of the table of suites as a line of its own."""
+    """Return a row of the table of suites as a line of its own."""
     properties, examples = count(row.properties, "property"), count(row.examples, "example")
     name = f"{row.primitive:<20} {row.world:<4}"
     return f"{name} {properties:>14} {examples:>14} {row.seconds:6.1f} s  {verdict(row).plain}"
 
 
 def count(number: int, noun: str) -> str:
-    """``1 property``, ``2 properties``, ``3 examples``."""
+    """Return ``1 property``, ``2 properties``, ``3 examples`` and the like."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{number} {noun if number == 1 else plural}"
 
 
 def trial_line(trial: WorldTrial) -> str:
-    """Whether a world works, in one line."""
+    """Return in one line whether a world works."""
     if trial.works:
         return f"{trial.name}: {count(trial.ranks, 'rank')} ran in {trial.seconds:.1f} s"
     return f"{trial.name}: left out: {trial.why}" + (f"; {trial.cure}" if trial.cure else "")
 
 
 def suites_table(rows: Sequence[Row]) -> Table:
-    """Primitive, world, properties, examples tried, verdict, seconds; the sums below."""
+    """Return a table of primitive, world, properties, examples tried, verdict and seconds, with the sums below."""
     table = _table(show_footer=True)
     table.add_column("primitive", footer="all", no_wrap=True)
     table.add_column("world")
@@ -106,7 +106,7 @@ def suites_table(rows: Sequence[Row]) -> Table:
 
 
 def failure(console: Console, record: PropertyRecord) -> None:
-    """The whole report of one failure, and how to see it again."""
+    """Print the full report of one failure, and the command that repeats it."""
     line(console, f"── FAILS  {record.nodeid}", style=BAD)
     line(console, record.detail)
     if record.replay:
@@ -115,7 +115,7 @@ def failure(console: Console, record: PropertyRecord) -> None:
 
 
 def packages_table(ranking: PackageRanking) -> Table:
-    """The best packages, best first."""
+    """Return a table of the best packages, best first."""
     table = _table()
     table.add_column("", justify="right")
     table.add_column("package", no_wrap=True)
@@ -126,7 +126,7 @@ def packages_table(ranking: PackageRanking) -> Table:
 
 
 def agreements_table(agreements: Iterable[Agreement]) -> Table:
-    """Which versions were compared on which graph, and how far they are apart."""
+    """Return a table of the versions that were compared on each graph, with their differences."""
     table = _table()
     table.add_column("graph")
     table.add_column("nodes", justify="right")
@@ -146,7 +146,7 @@ def agreements_table(agreements: Iterable[Agreement]) -> Table:
 
 
 def replicas_table(training: ReplicaTraining) -> Table:
-    """Replicas, loss, accuracy, difference of the weights, whether replicas are equal, seconds."""
+    """Return a table of replicas, loss, accuracy, difference of the weights, equality of the replicas, and seconds."""
     table = _table()
     columns = ("replicas", "loss", "accuracy", "largest difference\nof a weight", "replicas equal", "seconds")
     for name in columns:
@@ -165,7 +165,7 @@ def replicas_table(training: ReplicaTraining) -> Table:
 
 
 def parts_table(parts: Iterable[Part]) -> Table:
-    """What is there, and how to get what is not."""
+    """Return a table of the present parts, and of the ways to get the missing ones."""
     table = _table()
     table.add_column("part", no_wrap=True)
     table.add_column("here", overflow="fold")

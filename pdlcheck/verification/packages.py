@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdlcheck.checks.pagerank.scores import check_pagerank, check_pagerank_agreement
+from pdlcheck.extras import MissingExtra
 from pdlcheck.primitives.pagerank import (
     Graph,
     debian_dependencies,
@@ -43,7 +44,7 @@ def rank_packages(count: int = 10) -> PackageRanking:
     sparse, missing = dict(SPARSE), []
     try:
         pagerank_v0(([0, 1], [1, 0]), iterations=1)
-    except ImportError as error:
+    except MissingExtra as error:
         del sparse["v0"]
         missing.append(str(error))
     solver = partial(pagerank, tol=TOL)

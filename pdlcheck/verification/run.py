@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from pdlcheck.extras import MissingExtra
 from pdlcheck.report import tables
 from pdlcheck.report.records import (
     PackageRanking,
@@ -20,7 +21,6 @@ from pdlcheck.report.records import (
     skip_reasons,
 )
 from pdlcheck.report.tables import BAD, GOOD, SKIPPED, count, heading, line, trial_line
-from pdlcheck.verification.packages import DENSE_NODES, rank_packages
 from pdlcheck.verification.replicas import train_replicas
 from pdlcheck.verification.suites import UsageError, run_suites
 from pdlcheck.verification.worlds import try_world
@@ -105,8 +105,13 @@ def _show_suites(console: Console, run: SuiteRun) -> None:
         tables.failure(console, record)
 
 
-def _show_packages(console: Console) -> PackageRanking:
+def _show_packages(console: Console) -> PackageRanking | None:
     heading(console, "PageRank of the packages of Debian 12 by their dependencies")
+    try:
+        from pdlcheck.verification.packages import DENSE_NODES, rank_packages
+    except MissingExtra as error:
+        line(console, f"left out: {error}", style=SKIPPED)
+        return None
     ranking = rank_packages()
     bound = f"{ranking.iterations} rounds, L1 error at most {ranking.error_bound:.1e}"
     dense = ranking.agreements[0].num_nodes ** 2 * 8 / 1e9
@@ -130,7 +135,7 @@ def _show_replicas(console: Console) -> tuple[ReplicaTraining | None, str]:
     heading(console, "LeNet on handwritten digits, synchronous SGD on 1, 2 and 4 replicas")
     try:
         training = train_replicas()
-    except ImportError as error:
+    except MissingExtra as error:
         line(console, f"left out: {error}", style=SKIPPED)
         return None, str(error)
     console.print(tables.replicas_table(training))

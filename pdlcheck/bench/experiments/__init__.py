@@ -1,4 +1,4 @@
-"""The experiments: what the rows of one run say about a model, in a sentence with a verdict."""
+"""The experiments: each compares the rows of one run with a model, in a sentence with a verdict."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Experiment", "Plot", "Point", "Row", "experiments"]
 
 
 def experiments(rows: Iterable[Row]) -> list[Experiment]:
-    """Return the experiments whose rows are there, in order.
+    """Return the experiments whose rows are present, in order.
 
     Args:
-        rows: name and facts of each, as ``pdlcheck bench`` stores them.
+        rows: name and facts of each row, in the form that ``pdlcheck bench`` stores.
     """
     found = Rows(rows)
     return [one for make in _EXPERIMENTS for one in make(found)]

@@ -1,4 +1,4 @@
-"""What one experiment says: a sentence with a verdict, and the points and lines of its plot."""
+"""The result of one experiment: a sentence with a verdict, and the points and lines of its plot."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """Measured points beside the lines of models, ideals and limits.
+    """Measured points, with the lines of models, ideals and limits.
 
     Args:
         x: title of the axis, with its unit.
         y: title of the axis, with its unit.
-        points: measured, by the name of their series.
-        lines: ``(x, y)`` in the order of x, by name. One that is a prediction says so in its name.
+        points: measured points, by the name of their series.
+        lines: points ``(x, y)`` in the order of x, by name. The name of a prediction says that it is one.
         levels: values of y, by name: a limit, an ideal.
-        log_x: the axis is logarithmic.
-        log_y: the axis is logarithmic.
+        log_x: the x axis is logarithmic.
+        log_y: the y axis is logarithmic.
     """
 
     x: str
@@ -43,14 +43,15 @@ class Plot:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What was measured beside what a model says.
+    """A measurement compared with a model.
 
     Args:
         title: the question.
-        sentence: measured values, the model, and what follows.
-        error: the largest relative difference between them; None where the model predicts a side or nothing.
-        held: whether the difference is within what the model claims; None where it claims nothing.
-        plot: the same to look at.
+        sentence: measured values, the model, and the conclusion.
+        error: the largest relative difference between them; None if the model predicts only which side is faster, or
+            nothing.
+        held: whether the difference is within the model's limit; None if the model has no limit.
+        plot: the same values as a plot.
     """
 
     title: str

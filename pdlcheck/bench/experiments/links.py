@@ -1,4 +1,4 @@
-"""Collectives and messages by size: latency and bandwidth, beside a plain socket of the same run."""
+"""The experiments on collectives and messages by size: latency and bandwidth, with a plain socket of the same run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _TESTS = ("test_all_reduce", "test_reduce_scatter", "test_all_gather", "test_bro
 
 
 def links(rows: Rows) -> Iterable[Experiment]:
-    """One experiment for each operation and number of ranks, of three sizes or more."""
+    """Yield one experiment for each operation and number of ranks with three sizes or more."""
     for test in _TESTS:
         for ranks, fits in fits_of(rows, test).items():
             yield _link(rows, test, ranks, fits)
 
 
 def fits_of(rows: Rows, test: str) -> dict[int, dict[str, LinkFit]]:
-    """The lines through the sizes of an operation, by number of ranks and function."""
+    """Return the lines through the sizes of an operation, by number of ranks and function."""
     seconds: dict[tuple[int, str], dict[int, float]] = defaultdict(dict)
     for (ranks, rest), ways in rows.of(test).items():
         for way, value in ways.items():
-            if "nbytes" in (facts := rows.facts(test, ranks, rest, way)):  # a test of somebody else may have this name
+            if "nbytes" in (facts := rows.facts(test, ranks, rest, way)):  # a user's test may have this name
                 seconds[ranks, way][facts["nbytes"]] = value
     found: dict[int, dict[str, LinkFit]] = defaultdict(dict)
     for (ranks, way), by_size in sorted(seconds.items()):
@@ -78,6 +78,6 @@ def _socket_GBps(rows: Rows, ranks: int) -> float | None:
 
 
 def _between(sizes: list[int], count: int = 40) -> list[int]:
-    """Sizes for a smooth line on a logarithmic axis."""
+    """Return sizes for a smooth line on a logarithmic axis."""
     first, last = sizes[0], sizes[-1]
     return [round(first * (last / first) ** (k / (count - 1))) for k in range(count)]

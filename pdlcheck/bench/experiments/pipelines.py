@@ -1,4 +1,4 @@
-"""The bubble of a pipeline: ``(m + p - 1)(3 T + c)`` for p stages and m micro-batches."""
+"""The experiment on the bubble of a pipeline: ``(m + p - 1)(3 T + c)`` for p stages and m micro-batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["bubble"]
 
 
 def bubble(rows: Rows) -> Iterable[Experiment]:
-    """Stages that sleep: nothing but the schedule can be wrong."""
+    """Yield an experiment for each schedule; the stages sleep, so only the schedule can cause an error."""
     limit, test = 0.05, "test_bubble_of_sleeping_stages"
     for (stages, rest), ways in rows.of(test).items():
         stage_s = rows.facts(test, stages, rest).get("stage_s") if "" in ways else None

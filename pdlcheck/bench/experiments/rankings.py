@@ -1,4 +1,4 @@
-"""The versions of PageRank on one graph: a round of each."""
+"""The experiment on the versions of PageRank: the time of a round of each version on one graph."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pdlcheck.bench.experiments.rows import Rows, as_ms
 
 __all__ = ["pagerank_versions"]
 
-_ROUNDS = 200  # of a row
+_ROUNDS = 200  # the rounds of a row
 
 
 def pagerank_versions(rows: Rows) -> Iterable[Experiment]:
-    """All versions that were measured on a graph, by precision; the fastest, and how far the slowest is behind."""
+    """Yield an experiment for each graph: its measured versions by precision, the fastest, and the ratio of the slowest."""
     test = "test_version"
     by_graph: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
     for (_, rest), ways in rows.of(test).items():

@@ -1,4 +1,4 @@
-"""The rows of a run by what their names say: test, number of ranks, other parameters, function."""
+"""The rows of a run, found by the parts of their names: test, number of ranks, other parameters, function."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Rows:
             self._facts[parts["test"], ranks, rest, way] = facts
 
     def of(self, test: str) -> dict[tuple[int, str], dict[str, float]]:
-        """Seconds of the functions, by number of ranks and parameters; the first function is ``""``."""
+        """Return the seconds of the functions, by number of ranks and parameters; the name of the first function is ``""``."""
         return dict(self._seconds.get(test, {}))
 
     def by_ranks(self, test: str, rest: str = "") -> dict[int, float]:
-        """Seconds of the first function by number of ranks, sorted."""
+        """Return the seconds of the first function by number of ranks, sorted."""
         found = {ranks: ways[""] for (ranks, other), ways in self.of(test).items() if other == rest and "" in ways}
         return dict(sorted(found.items()))
 
     def facts(self, test: str, ranks: int, rest: str = "", way: str = "") -> Mapping[str, Any]:
-        """The facts of a row that is there."""
+        """Return the facts of an existing row."""
         return self._facts[test, ranks, rest, way]
 
     def point(
         self, x: float | str, test: str, ranks: int, rest: str = "", way: str = "", *, scale: float = 1e3
     ) -> Point:
-        """The row's seconds times ``scale``, with their interval, at a place of a plot."""
+        """Return the row's seconds times ``scale``, with their interval, at position ``x`` of a plot."""
         facts = self.facts(test, ranks, rest, way)
         median: float = facts["median_s"]
         low, high = facts.get("median_low_s", median), facts.get("median_high_s", median)

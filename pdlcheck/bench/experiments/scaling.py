@@ -1,4 +1,4 @@
-"""Strong and weak scaling by ranks, processes beside threads, and whether more ranks pay."""
+"""The experiments on strong and weak scaling, on processes and threads, and on the break-even of more ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from pdlcheck.clock.rounds import seconds as virtual_s
 
 __all__ = ["break_even", "processes_and_threads", "strong_scaling", "weak_scaling"]
 
-_MANY = (64, 256, 1024)  # ranks that are predicted
+_MANY = (64, 256, 1024)  # the predicted numbers of ranks
 
 
 def strong_scaling(rows: Rows) -> Iterable[Experiment]:
-    """The global batch stays: speed-up and serial fraction; the largest number is predicted from the others."""
+    """Yield the speed-up and the serial fraction at a constant global batch.
+
+    The seconds on the largest number of ranks are predicted from the others.
+    """
     test = "test_strong_scaling"
     seconds = rows.by_ranks(test)
     if 1 not in seconds or len(seconds) < 2:
@@ -48,7 +51,7 @@ def strong_scaling(rows: Rows) -> Iterable[Experiment]:
 
 
 def weak_scaling(rows: Rows) -> Iterable[Experiment]:
-    """The batch of a rank stays: efficiency, and a prediction for many ranks by the virtual clock."""
+    """Yield the efficiency at a constant batch for each rank, and a prediction for many ranks by the virtual clock."""
     test = "test_weak_scaling"
     seconds = rows.by_ranks(test)
     if 1 not in seconds or len(seconds) < 2:
@@ -69,7 +72,7 @@ def weak_scaling(rows: Rows) -> Iterable[Experiment]:
 
 
 def processes_and_threads(rows: Rows) -> Iterable[Experiment]:
-    """As much work by more processes, by more threads of each, or by both."""
+    """Yield the times of the same work with more processes, with more threads of each, or with both."""
     test = "test_processes_and_threads"
     found = {(ranks, int(rest.removesuffix("threads"))): ways[""] for (ranks, rest), ways in rows.of(test).items()}
     if (1, 1) not in found or len(found) < 3:
@@ -87,7 +90,7 @@ def processes_and_threads(rows: Rows) -> Iterable[Experiment]:
 
 
 def break_even(rows: Rows) -> Iterable[Experiment]:
-    """More ranks pay where synchronisation takes less than R - 1 times what computing takes."""
+    """Yield whether more ranks pay: synchronisation must take less than R - 1 times the time of the computation."""
     scaling = rows.by_ranks("test_strong_scaling")
     alone = rows.by_ranks("test_processes_and_threads", "1threads")
     for ranks, value in scaling.items():
@@ -106,7 +109,7 @@ def break_even(rows: Rows) -> Iterable[Experiment]:
 
 
 def _over_one(rows: Rows, test: str, seconds: dict[int, float], *, strong: bool) -> list[Point]:
-    """Speed-up, or efficiency in percent, over one rank; the interval is that of the ranks' own time."""
+    """Return the speed-up, or the efficiency in percent, over one rank; the interval covers only the ranks' own time."""
     found = []
     for size in seconds:
         point = rows.point(size, test, size, scale=1.0)
@@ -116,7 +119,7 @@ def _over_one(rows: Rows, test: str, seconds: dict[int, float], *, strong: bool)
 
 
 def _predicted_steps(rows: Rows, step_s: float) -> dict[int, float]:
-    """Seconds of the row on many ranks: what one rank takes, and an all_reduce in each step on the fitted link."""
+    """Return the seconds of the row on many ranks: the time of one rank, plus an all_reduce in each step on the fitted link."""
     facts = rows.facts("test_weak_scaling", 1)
     fits: dict[int, dict[str, LinkFit]] = fits_of(rows, "test_all_reduce")
     if "gradient_bytes" not in facts or not fits:
@@ -130,5 +133,5 @@ def _predicted_steps(rows: Rows, step_s: float) -> dict[int, float]:
 
 @cache
 def _ring_s(ranks: int, nbytes: int, link: Link) -> float:
-    """Seconds of an all_reduce of float32 in virtual time; a thousand ranks take a second to simulate."""
+    """Return the seconds of an all_reduce of float32 in virtual time; a thousand ranks take a second to simulate."""
     return virtual_s("all_reduce", range(ranks), 0, (nbytes, 4), Topology(intra=link))

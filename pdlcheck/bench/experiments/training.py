@@ -1,4 +1,4 @@
-"""Steps that synchronise: every k-th step, tensor by tensor or in buckets, one process beside several."""
+"""The experiments on synchronisation: every k-th step, tensor by tensor or in buckets, one process or several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["data_parallel", "gradient_sync", "sync_every"]
 
 
 def sync_every(rows: Rows) -> Iterable[Experiment]:
-    """``T0 + Ts / k`` for an epoch that synchronises every k-th step."""
+    """Yield the fit of ``T0 + Ts / k`` to an epoch in which every k-th step synchronises."""
     limit, test = 0.1, "test_sync_every"
     for (ranks, sync), ways in rows.of(test).items():
         seconds: dict[int | None, float] = {}
@@ -48,7 +48,7 @@ def sync_every(rows: Rows) -> Iterable[Experiment]:
 
 
 def gradient_sync(rows: Rows) -> Iterable[Experiment]:
-    """A loop over tensors costs the step alone and a message for each of them."""
+    """Yield the cost of a loop over tensors, compared with the step alone plus a message for each tensor."""
     test = "test_gradient_sync"
     names = {"none": "not synchronised", "loop": "tensor by tensor", "": "flat buckets", "ddp": "torch's DDP"}
     for (ranks, rest), ways in rows.of(test).items():
@@ -74,7 +74,7 @@ def gradient_sync(rows: Rows) -> Iterable[Experiment]:
 
 
 def data_parallel(rows: Rows) -> Iterable[Experiment]:
-    """Several workers in one process: their time beside the plain module, and the memory of the first one."""
+    """Yield the time of several workers in one process, compared with the plain module, and the first worker's memory."""
     test = "test_data_parallel"
     for (ranks, rest), ways in rows.of(test).items():
         skew = rows.facts(test, ranks, rest).get("first_worker_bytes_over_others") if "" in ways else None

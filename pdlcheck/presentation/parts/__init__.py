@@ -1,1 +1,1 @@
-"""The sections of a report, each from what was measured or verified."""
+"""The sections of a report, each made from measurements or verifications."""

@@ -1,4 +1,4 @@
-"""Two runs: what became slower, row by row, with intervals."""
+"""The section on two runs: the rows that became slower, row by row, with intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TONES: dict[str, Tone] = {"slower": "bad", "faster": "good"}
 
 
 def comparison_section(found: Comparison, limit: float, title: str) -> Section:
-    """The verdict, the ratios as a plot, and the table."""
+    """Return the verdict, the ratios as a plot, and the table."""
     if not found.pairs:
         words = f"{found.base.path} and {found.other.path} have no row in common: nothing is compared"
         return Section(title, [Words(words, "bad")])

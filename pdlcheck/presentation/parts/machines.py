@@ -1,4 +1,4 @@
-"""The machines, versions and commits of the runs."""
+"""The section on the machines, versions and commits of the runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["machines_section"]
 
 
 def machines_section(runs: Sequence[Run]) -> Section:
-    """A column for each run."""
+    """Return a table with a column for each run."""
     lines = [Line([Cell(name), *map(Cell, values)]) for name, values in machine_lines(runs)]
     grid = Grid("hardware", ["", *short_names(runs)], lines, can_be_sorted=False)
     return Section("machine" if len(runs) == 1 else "machines", [grid])

@@ -1,4 +1,4 @@
-"""One run: its experiments, all its rows, and how the functions compare that took turns."""
+"""The sections on one run: its experiments, all its rows, and the comparison of functions that took turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["experiments_section", "ratios_section", "rows_of", "rows_section"]
 
 
 def rows_of(run: Run) -> list[tuple[str, dict[str, object]]]:
-    """Name and facts of the rows; those that were not measured on ranks have a median without an interval."""
+    """Return the name and facts of the rows; rows that were not measured on ranks have a median without an interval."""
     return [(row.name, _with_median(row.seconds) | {**row.facts}) for row in run.rows.values()]
 
 
@@ -24,7 +24,7 @@ def _with_median(seconds: Sequence[float]) -> dict[str, object]:
 
 
 def experiments_section(found: Sequence[Experiment], title: str) -> Section:
-    """A finding for each experiment; those whose model does not hold come first."""
+    """Return a finding for each experiment; experiments whose model does not hold come first."""
     verdicts: dict[bool | None, tuple[str, Tone]] = {
         True: ("the model holds", "good"),
         False: ("the model does not hold", "bad"),
@@ -35,7 +35,7 @@ def experiments_section(found: Sequence[Experiment], title: str) -> Section:
 
 
 def ratios_section(run: Run, title: str) -> Section | None:
-    """Every function beside those that it took turns with."""
+    """Return the comparison of every function with those that it took turns with; None if there is none."""
     points = [
         Point(f"{name} / {way}", *ratio)
         for name, facts in rows_of(run)
@@ -53,14 +53,14 @@ def ratios_section(run: Run, title: str) -> Section | None:
 
 
 def _ratios(facts: dict[str, object]) -> list[tuple[str, Sequence[float]]]:
-    """Without functions that are a part of the first one, or a limit of it."""
+    """Return the ratios of a row, without functions that are a part of the first one or a limit of it."""
     over, parts = facts.get("over"), facts.get("parts")
     left_out = parts if isinstance(parts, list) else []
     return [(way, ratio) for way, ratio in over.items() if way not in left_out] if isinstance(over, dict) else []
 
 
 def rows_section(run: Run, title: str) -> Section | None:
-    """The table of all rows."""
+    """Return the table of all rows; None if there are no rows."""
     rows = rows_of(run)
     if not rows:
         return None

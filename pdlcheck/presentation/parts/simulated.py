@@ -1,4 +1,4 @@
-"""Pictures of simulated runs: the pipelines of a run, in virtual time, with its stages and its link."""
+"""The section with pictures of simulated runs: the pipelines of a run in virtual time, with its stages and its link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUBBLE = re.compile(r"test_bubble_of_sleeping_stages\[(\d+)ranks-(\d+)microbatc
 
 
 def pictures_section(rows: Sequence[Row]) -> Section | None:
-    """A picture for each schedule of the run: its stages, its micro-batches, its seconds of a stage."""
+    """Return a picture for each schedule of the run, with its stages, its micro-batches and its seconds of a stage."""
     link = _link(rows)
     pictures = []
     for name, facts in rows:
@@ -35,7 +35,7 @@ def pictures_section(rows: Sequence[Row]) -> Section | None:
 
 
 def _link(rows: Sequence[Row]) -> Link:
-    """Of a message one way; half of a message there and back."""
+    """Return the link of a one-way message, from half the bytes and half the time of a message there and back."""
     seconds = {
         facts["nbytes"] // 2: facts["median_s"] / 2
         for name, facts in rows

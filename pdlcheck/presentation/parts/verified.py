@@ -1,4 +1,4 @@
-"""What ``pdlcheck verify`` found: the table of primitives and worlds, and every failure in full."""
+"""The section on ``pdlcheck verify``: the table of primitives and worlds, and every failure in full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["verification_section"]
 
 
 def verification_section(found: Verification, title: str) -> Section:
-    """The suites, PageRank of the packages, LeNet on replicas."""
+    """Return the suites, PageRank of the packages, and LeNet on replicas."""
     blocks: list[Block] = [Words(trial_line(trial), "" if trial.works else "doubtful") for trial in found.worlds]
     if found.suites.problem:
         blocks.append(Words(found.suites.problem, "bad"))

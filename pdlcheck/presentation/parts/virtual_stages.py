@@ -12,11 +12,11 @@ from pdlcheck.primitives import Pipeline
 
 __all__ = ["step"]
 
-_NUMEL = 250_000  # of what a stage passes on, for each micro-batch
+_NUMEL = 250_000  # elements that a stage sends for each micro-batch
 
 
 class _Compute(torch.autograd.Function):
-    """Takes virtual seconds forwards, and twice as many backwards."""
+    """A function that takes virtual seconds forwards, and twice as many backwards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
@@ -41,7 +41,7 @@ class _Stage(nn.Module):
 
 
 def step(schedule: str, stages: int, microbatches: int, stage_s: float) -> None:
-    """One step, on each rank; before it another one in no time, which learns the shapes."""
+    """Run one step on each rank, after a first step without computing time that determines the shapes."""
     parts = [_Stage(0.0) for _ in range(stages)]
     x = torch.ones(microbatches, _NUMEL)
     pipeline = Pipeline(nn.Sequential(*parts), nn.MSELoss(), schedule=schedule, n_microbatches=microbatches)

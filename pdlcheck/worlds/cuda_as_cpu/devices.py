@@ -26,7 +26,9 @@ class RankDevices:
         self.streams: dict[int, Any] = {}  # the current stream of each device
 
     def index(self, device: Any) -> int:
-        """Return the index of ``device``: an index, ``cuda``, ``cuda:1`` or a :class:`torch.device`; None is the current.
+        """Return the index of ``device``.
+
+        ``device`` is an index, ``cuda``, ``cuda:1`` or a :class:`torch.device`; None is the current device.
 
         Raises:
             ValueError: ``device`` is not a CUDA device.

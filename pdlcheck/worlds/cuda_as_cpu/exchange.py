@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed.fsdp.sharded_grad_scaler  # import it before a default group exists: an argument default keeps it
+import torch.distributed.fsdp.sharded_grad_scaler  # before a default group exists: an argument default keeps the group
 import torch.serialization as serialization
 
 from pdlcheck.compat.patches import Patch, Patches

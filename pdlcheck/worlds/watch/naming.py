@@ -164,9 +164,9 @@ class _Call:
 
     @cached_property
     def source(self) -> tuple[str, str]:
-        """Return the text of the call in ast's spelling, and its first argument if that is a name or an attribute of it.
+        """Return the text of the call in ast's spelling, and its first argument if that is a variable or its attribute.
 
-        The first argument counts if it is a variable or an attribute of a variable. Both are empty without the source.
+        Both are empty if the source is not available.
         """
         nothing = "", ""
         positions = list(self.code.co_positions())

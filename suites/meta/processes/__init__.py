@@ -1,1 +1,1 @@
-"""The worlds whose ranks are processes of this machine."""
+"""Tests of the worlds whose ranks are processes of this machine."""

@@ -1,4 +1,4 @@
-"""Steps of a data-parallel wrapper, torch's or ours, on the device of a rank, beside one process on all samples."""
+"""Steps of a data-parallel wrapper, torch's or ours, on a rank's device, beside one process on all samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = pytest.mark.parametrize(
 
 
 def ddp_step(wrapper: Callable[..., nn.Module], device: str) -> tuple[list[list[float]], bool]:
-    """The gradient of a linear layer, whose ranks have different data; and whether the replicas are equal."""
+    """Return a linear layer's gradient on ranks with different data, and whether the replicas are equal."""
     torch.manual_seed(0)
     model = wrapper(nn.Linear(3, 1, device=device), device_ids=_ids(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,10 +37,10 @@ def ddp_step(wrapper: Callable[..., nn.Module], device: str) -> tuple[list[list[
 
 
 def ddp_steps(wrapper: Callable[..., nn.Module], device: str, options: dict[str, Any]) -> tuple[float, bool]:
-    """How far weights are from the plain model's after a step, an accumulated one and another; whether replicas are.
+    """Return the distance of the weights from the plain model's, and whether the replicas are equal.
 
-    Ranks begin with other weights than rank 0, whose are taken. In the last step a layer is unused where the options
-    allow it.
+    There are three steps: a plain one, an accumulated one and another. Ranks start with other weights than rank 0; the
+    wrapper must take those of rank 0. In the last step a layer is unused if the options allow it.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -80,12 +80,12 @@ class _Branching(nn.Module):
 
 
 def _ids(device: str) -> list[int] | None:
-    """What a wrapper is told of the device that this rank has."""
+    """Return the ``device_ids`` of the wrapper for this rank's device."""
     return [torch.cuda.current_device()] if device == "cuda" else None
 
 
 def _replicas_are_equal(model: nn.Module) -> bool:
-    """Called by all ranks."""
+    """Return whether the replicas are equal; a collective call."""
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     lowest, highest = weights.clone(), weights.clone()
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)

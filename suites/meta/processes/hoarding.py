@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def limit_memory(more: int) -> None:
-    """Let this process have ``more`` bytes than it has now."""
+    """Limit this process to ``more`` bytes above its current memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
 
 
 def hoard() -> None:
-    """Take memory, in smaller and smaller pieces, until there is none."""
+    """Allocate memory, in smaller and smaller pieces, until there is none."""
     kept = []
     for nbytes in (2**22, 2**16, 2**10):
         try:

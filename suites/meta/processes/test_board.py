@@ -1,4 +1,4 @@
-"""Ranks that see on the board that they may go on, and the controller that judges the rest."""
+"""Ranks launch operations that the board shows as ready, and the controller judges the rest."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_word_is_seen_by_all_views(board):
 
 def test_an_operation_whose_word_another_one_of_the_call_has_taken_may_have_gone(board):
     one, other, earlier = digest_of(3, "one"), digest_of(3, "other"), digest_of(2, "one")
-    place = one & ~0x7F8 & 2**27 - 1  # the bits that choose the word
+    place = one & ~0x7F8 & 2**27 - 1  # the bits that select the word
     other, earlier = (digest & ~(2**27 - 1 & ~0x7F8) | place for digest in (other, earlier))
     assert place_of(one) == place_of(other) == place_of(earlier)
     said = [(earlier, GOES), (one, POSTED), (other, POSTED), (one, GOES), (other, POSTED)]
@@ -193,7 +193,7 @@ def test_a_rank_that_went_on_by_the_board_and_ended_does_not_count_as_waiting():
     referee.posted(0, 1, collective(0))
     referee.asks(0, 1)
     referee.waits(0, 1)
-    referee.ended(0)  # rank 1 has shown it on the board that it was there, and is at work
+    referee.ended(0)  # the board showed rank 1's operation, and rank 1 is still running
     assert referee.waits_in(0) == ""
     referee.posted(1, 1, collective(1))
     referee.ended(1)
@@ -248,7 +248,7 @@ def test_more_messages_than_the_log_holds(processes):
 
 
 def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
-    """The controller hears of them in another way, and sooner."""
+    """The controller receives those messages in another way, and earlier."""
     sent = {0: [], 1: []}
     members = [SimpleNamespace(rank=rank, send=sent[rank].append) for rank in range(2)]
     for rank, op in ((0, "send"), (1, "recv")):
@@ -268,7 +268,7 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
 
 
 def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(board):
-    """The controller reads of it only as the rank ends; the others, let go, would wait for the rank for ever."""
+    """The controller reads it only as the rank ends; with a grant the others would wait for the rank for ever."""
     sent = {0: [], 1: []}
     members = [
         SimpleNamespace(rank=rank, send=sent[rank].append, own_time=lambda: OwnTime(lambda: 0.0)) for rank in range(2)
@@ -335,7 +335,7 @@ def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
 
 
 class Launches:
-    """In the place of a group: notes what it is asked to do."""
+    """A stand-in for a group that records its calls."""
 
     def __init__(self):
         self.received = []
@@ -381,7 +381,7 @@ def test_a_mismatch_after_many_operations_that_nobody_asked_for(processes):
 
 
 def pending_and_urgent(rank: int) -> list[float]:
-    """An operation that is not under way must not be overtaken by one that all ranks wait for."""
+    """Post a pending operation, which must not be overtaken by one that all ranks wait for."""
     found = []
     for step in range(30):
         late, urgent = torch.tensor([1.0 + step]), torch.tensor([100.0 + step])
@@ -410,7 +410,7 @@ def mixed_messages() -> list[float]:
         return []
     taken = [torch.empty(1) for _ in range(4)]
     dist.recv(taken[0], 0)
-    pending = dist.irecv(taken[1])  # from anybody: the second message, whatever is received meanwhile
+    pending = dist.irecv(taken[1])  # from any rank: takes the second message, whatever is received meanwhile
     dist.recv(taken[2], 0)
     dist.recv(taken[3], 0)
     assert pending is not None
@@ -441,7 +441,7 @@ def meets_now_and_then(steps: int) -> float:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_no_verdict_on_correct_ranks_that_the_system_stops_at_any_moment(processes, world_size):
-    """Each stop lets one rank see the board, or the controller hear, at another moment than usual."""
+    """Each stop delays one rank's view of the board, or the controller's, to an unusual moment."""
     pids = processes.pids(world_size)
     chance, over = random.Random(world_size), threading.Event()
 

@@ -1,4 +1,4 @@
-"""How many cores a process has: those of its affinity, and no more than its container's quota of CPU time fills."""
+"""The number of cores of a process: those of its affinity, up to its container's quota of CPU time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_lesser_of_affinity_and_quota_counts(quota, expected, monkeypatch):
 
 @pytest.fixture
 def group_of_one_core():
-    """A real control group with the CPU time of one core; its file of processes."""
+    """Yield the file of processes of a real control group with the CPU time of one core."""
     for top, limits in (
         (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}),
         (Path("/sys/fs/cgroup"), {"cpu.max": "100000 100000"}),

@@ -17,7 +17,7 @@ def gloo():
 
 
 def made_again(times):
-    """Keys by which the ranks of each group meet; the same operations follow in each."""
+    """Return the keys by which the ranks of each group meet; each group does the same operations."""
     keys = [dist.group.WORLD._key]
     for number in range(times):
         dist.destroy_process_group()
@@ -28,7 +28,7 @@ def made_again(times):
 
 
 def made_alone_before(folder):
-    """Rank 0 has made one group more than rank 1 when both make one."""
+    """Make one group more on rank 0 than on rank 1 before both make one."""
     rank = dist.get_rank()
     dist.destroy_process_group()
     if rank == 0:

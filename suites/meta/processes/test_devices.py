@@ -1,4 +1,4 @@
-"""Which device a rank has: the arithmetic, what is refused, and that the fork server leaves CUDA alone."""
+"""The device of each rank: the arithmetic, the refused arguments, and a fork server that does not use CUDA."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_under_a_launcher_the_ranks_of_this_node_are_counted(tmp_path, monkeypat
     from pdlcheck.worlds.launched.environment import INSIDE
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-    monkeypatch.setenv(INSIDE, "1")  # the placement sets it: to be restored
+    monkeypatch.setenv(INSIDE, "1")  # the placement sets it, so monkeypatch must restore it
     placement = LaunchedPlacement(Launch("torchrun", 0, 1, 0, 2, f"file://{tmp_path}/meeting"))
     try:
         assert [placement.ranks_here(world_size) for world_size in (1, 2, 4)] == [1, 2, 2]
@@ -165,7 +165,7 @@ def test_a_message_of_a_cuda_tensor_is_refused_where_gloo_would_end_the_process(
 
 
 def test_a_cuda_tensor_of_a_call_is_moved_to_the_device_of_the_rank(monkeypatch):
-    class Storage:  # of a tensor that the controller had on its own device
+    class Storage:  # a tensor that the controller had on its own device
         def cuda(self, index: int) -> str:
             return f"on cuda:{index}"
 
@@ -225,7 +225,7 @@ def test_steps_of_ddp_as_they_are_taken_on_gpus(world, world_size, wrapper, opti
 
 
 def test_steps_that_are_not_synchronised_are_seen(world):
-    """The twin of the two above: a wrapper that leaves every rank alone."""
+    """The twin of the two tests above is a wrapper that does not synchronise."""
 
     class Alone(torch.nn.Module):
         def __init__(self, module, device_ids):

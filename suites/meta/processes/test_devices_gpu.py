@@ -30,7 +30,7 @@ def nccl() -> Iterator[ProcessWorld]:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["watched", "plain"])
 def shared(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
-    """gloo on CUDA devices that its ranks share."""
+    """Yield gloo on CUDA devices that its ranks share."""
     world = ProcessWorld("gloo", device="cuda", watch=request.param)
     yield world
     world.close()
@@ -159,7 +159,7 @@ def test_steps_of_ddp_on_shared_devices_are_those_of_the_plain_model(shared, wor
 
 
 def hooked_steps(hook: str, steps: int = 5) -> list[tuple[float, float]]:
-    """The smallest and the largest element of a gradient after each step of torch's DDP; those of a rank are r + 1."""
+    """Return the smallest and largest gradient element after each step of torch's DDP; a rank's own are r + 1."""
     model = nn.Linear(1024, 1024, bias=False, device="cuda")
     ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
     if hook == "fp16_compress":
@@ -179,7 +179,7 @@ def hooked_steps(hook: str, steps: int = 5) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("hook", ["fp16_compress", "top_k", "power_sgd"])
 def test_hooks_wait_until_the_device_has_the_result(shared, hook):
-    """gloo says that it is done before that."""
+    """The backend gloo reports completion earlier."""
     for found in shared.run(hooked_steps, hook, world_size=2):
         assert found == [pytest.approx((1.5, 1.5), rel=1e-5)] * 5
 

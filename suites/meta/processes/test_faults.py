@@ -1,4 +1,4 @@
-"""The process world when ranks fail: the first cause is what is raised, nobody hangs, the next call works."""
+"""The process world when ranks fail: the first cause is raised, no rank hangs, the next call works."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
 
 
 def on_rank_1(action: Callable[[], Any]) -> Callable[[], None]:
-    """What to run on every rank so that ``action`` happens on rank 1 while the others wait for it."""
+    """Return a function for every rank that runs ``action`` on rank 1 while the others wait for it."""
 
     def body() -> None:
         if dist.get_rank() == 1:
@@ -130,7 +130,7 @@ def test_what_a_dying_rank_wrote_to_stderr_is_quoted(processes):
     with pytest.raises(RankDied, match="SIGSEGV") as caught:
         processes.run(on_rank_1(crash), world_size=2)
     assert "from C++: shapes differ" in str(caught.value)
-    assert "in crash" in caught.value.stderr  # the Python stack, by faulthandler
+    assert "in crash" in caught.value.stderr  # the Python stack, from faulthandler
     assert_heals(processes)
 
 
@@ -173,7 +173,7 @@ def test_sys_exit_of_a_rank_does_not_end_the_controller(processes):
 
 
 class Odd(Exception):
-    """Holds, as what it was made of, something that cannot be pickled."""
+    """An exception whose arguments contain an object that cannot be pickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(one, two, threading.Lock())
@@ -341,7 +341,7 @@ def test_limits_that_a_function_has_set_end_with_it(processes):
 
 @pytest.fixture
 def ctrl_c():
-    """Ctrl-C raises, also where a shell started this in the background and so had it ignored."""
+    """Make Ctrl-C raise, even if a shell disabled it for background processes."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -431,8 +431,8 @@ def test_a_rank_that_is_lost_while_idle_is_replaced_before_the_next_call(watch, 
         before = world.pids(2)
         os.kill(before[1], signo)
         while signo == signal.SIGSTOP and state_of(before[1]) != "T":
-            time.sleep(0.001)  # until then its threads may still answer
-        after = world.run(os.getpid, world_size=2)  # at once: word of the death may not have come yet
+            time.sleep(0.001)  # its threads may still answer until then
+        after = world.run(os.getpid, world_size=2)  # at once, before a report of the death can arrive
         assert not set(before) & set(after)
         said = capsys.readouterr().err
         assert said == f"pdlcheck: rank 1 {words} while nothing ran on it; 2 new processes take over\n"
@@ -441,7 +441,7 @@ def test_a_rank_that_is_lost_while_idle_is_replaced_before_the_next_call(watch, 
 
 
 def late_for_a_barrier() -> None:
-    """Rank 0's end of it is closed by the time limit, for every later operation too."""
+    """Let a barrier time out on rank 0, which closes its connection for every later operation too."""
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match="failed to pass monitoredBarrier"):
             dist.monitored_barrier(timeout=timedelta(seconds=0.5))
@@ -488,7 +488,7 @@ def test_a_killed_fork_server_takes_the_ranks_along_and_is_replaced():
 
 
 def test_a_fork_server_is_gone_once_a_rank_says_so_though_its_socket_is_open_yet():
-    """A killed process closes its files one after the other: the pipe of a rank may be before the socket."""
+    """A killed process closes its files one after the other: a rank's pipe may close before the socket."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     with ours, theirs:

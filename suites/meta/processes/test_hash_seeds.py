@@ -1,4 +1,4 @@
-"""Ranks that are processes hash strings each in its own way, as on a cluster, and in the same way in a replay."""
+"""Ranks that are processes hash strings differently, as on a cluster, but in the same way in a replay."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_seed_of_the_environment_is_that_of_all_ranks():
 def test_seeds_are_given_to_two_processes_here_and_to_one_in_a_launch(monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "5")
     assert hash_seeds(3, None) == hash_seeds(3, 1) == [""]
-    for unset in ("", "random"):  # as Python takes them
+    for unset in ("", "random"):  # as Python interprets them
         monkeypatch.setenv("PYTHONHASHSEED", unset)
         assert hash_seeds(0, None) == ["1", "2"]
     monkeypatch.delenv("PYTHONHASHSEED")

@@ -1,4 +1,4 @@
-"""Where a machine lacks something that ranks need, the error names it with the cure, and nothing is left behind."""
+"""If a machine lacks something that ranks need, the error names it with the cure, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..needs_mpi import needs_mpi
 
 @contextmanager
 def few_descriptors(more: int):
-    """This process may open so many descriptors more."""
+    """Limit this process to this many further descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = set(map(int, os.listdir("/proc/self/fd")))
     free = (number for number in itertools.count() if number not in used)
@@ -56,7 +56,7 @@ def test_too_many_open_files():
 
 
 def run_without(without, code):
-    """Run Python in namespaces of its own, where something is missing."""
+    """Run Python in its own namespaces, in which something is missing."""
     if shutil.which("unshare") is None or subprocess.run([*without, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs unshare, of util-linux, and the right to it: run it as root")
     return subprocess.run(
@@ -64,7 +64,7 @@ def run_without(without, code):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,  # less than the 120 s that ranks may take to come together
+        timeout=60,  # less than the 120 s that ranks may take to meet
     )
 
 

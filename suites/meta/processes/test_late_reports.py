@@ -1,4 +1,4 @@
-"""What is shown of a failure does not depend on how long its ranks take to report it, and no stuck rank delays it."""
+"""The report of a failure does not depend on the time that ranks take to send it, and no stuck rank delays it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_stuck_rank_does_not_delay_the_failure_of_another_one(stuck, watch):
     def body():
         if dist.get_rank() == 1:
             stuck()
-        time.sleep(0.2)  # by then the other one is
+        time.sleep(0.2)  # by then the other rank is stuck
         raise LookupError("no such sample")
 
     world = get_world("gloo", watch=watch)
@@ -112,7 +112,7 @@ def test_a_stuck_rank_does_not_delay_the_failure_of_another_one(stuck, watch):
         began = time.monotonic()
         with pytest.raises(LookupError, match="no such sample"):
             world.run(body, world_size=2)
-        assert time.monotonic() - began < 10  # it takes 0.7 s, and the machine may be loaded
+        assert time.monotonic() - began < 10  # it takes 0.7 s, but the machine may be loaded
     finally:
         world.close()
 
@@ -139,7 +139,7 @@ def test_a_rank_that_reports_for_ever_has_no_more_time_than_the_call(monkeypatch
 
 @pytest.fixture
 def starved():
-    """Two processes that compute on one core, and nothing else; the pid of the first."""
+    """Yield the pid of one of two processes that only compute, on the same core."""
     core = str(min(os.sched_getaffinity(0)))
     both = [subprocess.Popen([sys.executable, "-c", BUSY, core], stdout=subprocess.PIPE) for _ in range(2)]
     try:

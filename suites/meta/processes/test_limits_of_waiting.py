@@ -1,4 +1,4 @@
-"""What the controller sends, reads and asks for has a limit of time, whatever the other side does."""
+"""The controller's messages, reads and requests have a time limit, whatever the other side does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_heals(world: ProcessWorld) -> None:
 
 
 def holds_python(rank):
-    """A thread of the rank keeps the GIL while it is in C, as a deadlock in an extension does."""
+    """Start a thread that keeps the GIL inside C code, as a deadlock in an extension does."""
     if dist.get_rank() == rank:
         threading.Thread(target=lambda: (time.sleep(0.3), ctypes.PyDLL(None).sleep(500)), daemon=True).start()
 
@@ -53,14 +53,14 @@ def test_arguments_that_a_rank_does_not_read(world):
 
 
 def test_arguments_that_every_rank_reads_arrive_though_no_pipe_holds_them(world):
-    world.timeout_s = 60  # it is no question of time
+    world.timeout_s = 60  # time does not matter here
     sent = torch.arange(MORE_THAN_A_PIPE_HOLDS)
     assert world.run(lambda x: int(x.sum()), sent, world_size=3) == [int(sent.sum())] * 3
     assert [int(got.sum()) for got in world.run(lambda: sent + 1, world_size=2)] == [int((sent + 1).sum())] * 2
 
 
 def stops_as_it_answers():
-    """Returns more than the pipe holds, in a process that stops once it has begun to send that."""
+    """Return more than the pipe holds, from a process that stops once it has begun to send."""
 
     def stop():
         own = os.getpid()
@@ -79,7 +79,7 @@ def stops_as_it_answers():
 
 @pytest.mark.skipif(not os.access("/proc/self/syscall", os.R_OK), reason="needs /proc/PID/syscall")
 def test_an_answer_of_which_a_part_does_not_come(world):
-    world.timeout_s = 6  # a loaded machine takes its time to make the answer
+    world.timeout_s = 6  # a loaded machine takes time to make the answer
     with pytest.raises(RankTimeout, match="no result within 6 s from rank 1 of 2") as caught:
         world.run(stops_as_it_answers, world_size=2)
     assert "rank 1: stopped by SIGSTOP or SIGTSTP" in str(caught.value)
@@ -88,7 +88,7 @@ def test_an_answer_of_which_a_part_does_not_come(world):
 
 @pytest.fixture
 def server():
-    """The fork server, which is there before a world needs it."""
+    """Yield the fork server, which exists before a world needs it."""
     yield forkserver.retain(server)
     forkserver.release(server)
 
@@ -175,7 +175,7 @@ def test_messages_of_every_length_go_both_ways(pipe, size):
 
 
 def test_a_message_with_a_long_header_is_read_and_written(pipe, monkeypatch):
-    """Those of more than 2 GiB have one."""
+    """Messages of more than 2 GiB have a long header."""
     from pdlcheck.worlds.processes.controller import message_pipe
 
     own, theirs = pipe

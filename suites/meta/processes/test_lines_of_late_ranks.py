@@ -1,4 +1,4 @@
-"""The line of a rank that does not come to an end: the user's, where libraries stand between it and torch."""
+"""The line of a rank that does not end: the user's, even if libraries stand between it and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that a rank has started outlives it: in sessions of its own, as a daemon, in shared memory."""
+"""Processes and shared memory that a rank creates end with it: in their own sessions, as daemons, in shared memory."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def world():
 
 
 def start_session() -> int:
-    """As torchrun starts its workers."""
+    """Start a process in its own session, as torchrun starts its workers."""
     return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
 
 
 def start_daemon() -> int:
-    """A process in a session of its own whose parent has ended."""
+    """Start a process in its own session whose parent has ended."""
     return _said_by(f"import subprocess; {_SLEEPER}")
 
 
 def start_tree() -> int:
-    """The last of three, each in a session of its own."""
+    """Start three processes, each in its own session; return the last one."""
     return _said_by(f"import subprocess, time; {_SLEEPER}; time.sleep(300)")
 
 

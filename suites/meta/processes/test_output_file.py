@@ -1,4 +1,4 @@
-"""What a rank writes without end takes little memory, and both of its ends are shown."""
+"""Endless output of a rank takes little memory, and its beginning and end are shown."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def file():
 
 
 def room(file: OutputFile) -> int:
-    """Bytes of memory that the file takes."""
+    """Return the bytes of memory that the file takes."""
     return os.fstat(file.fd).st_blocks * 512
 
 
 def test_what_is_not_much_is_read_as_it_is(file):
     os.write(file.fd, "héllo ".encode() + b"\xc3")
     assert file.take() == "héllo "
-    os.write(file.fd, b"\xa9\xff\n")  # the rest of a letter, and no letter
+    os.write(file.fd, b"\xa9\xff\n")  # the rest of a letter, and an invalid byte
     assert file.take() == "é\ufffd\n"
     assert file.take() == ""
 
@@ -46,7 +46,7 @@ def test_of_much_both_ends_are_kept_and_the_rest_is_counted(file):
     assert text.endswith(LINES[-2] + LINES[-1])
     head, _, rest = text.partition("\n... ")
     count, _, tail = rest.partition(" bytes of output are left out ...\n")
-    assert int(count) + len(head.encode()) + len(tail.encode()) == pytest.approx(written, abs=8)  # cut in a letter
+    assert int(count) + len(head.encode()) + len(tail.encode()) == pytest.approx(written, abs=8)  # cut inside a letter
     assert len(text) <= 3 * output_file._END + 100
     os.write(file.fd, b"the next")
     assert file.take() == "the next"

@@ -1,4 +1,4 @@
-"""What travels between the controller and the ranks: values of Python's own, by the short way, and all others."""
+"""Values between the controller and the ranks: Python's own types by a short way, all others by pickle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_list_that_holds_itself_comes_back():
 
 @pytest.mark.parametrize("kind", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_a_module_with_parametrized_tensors_comes_back(kind):
-    """Its class is made for it, and refuses to be pickled."""
+    """The class of such a module is made for it, and refuses to be pickled."""
     model = nn.Sequential(kind(nn.Linear(3, 2)), nn.Tanh()).eval()
     again = pickle.loads(dump_result({"models": [model, model]}, 0))["models"]
     assert again[0] is again[1]

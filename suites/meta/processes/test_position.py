@@ -1,4 +1,4 @@
-"""Where a thread of a rank is, while other threads of the process go on."""
+"""The position of a rank's thread, while other threads of the process continue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from pdlcheck.worlds.processes.rank import position
 
-DEPTH = 400  # of calls: enough that another thread may run before all of them are looked at
+DEPTH = 400  # calls: enough for another thread to run before all of them are read
 
 
 @pytest.fixture
 def hurried():
-    """Threads ask for the interpreter all the time."""
+    """Make threads request the interpreter all the time."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -27,7 +27,7 @@ def hurried():
 
 @pytest.fixture
 def deep_thread():
-    """A thread that waits in a function which called itself."""
+    """Yield a thread that waits in a recursive function."""
     there, leave = threading.Event(), threading.Event()
 
     def descend(depth):
@@ -47,7 +47,7 @@ def deep_thread():
 
 @pytest.fixture
 def counter():
-    """What another thread counts, as fast as it can."""
+    """Yield the count of another thread, which counts as fast as it can."""
     count, ended = SimpleNamespace(value=0), threading.Event()
 
     def go_on():
@@ -63,7 +63,7 @@ def counter():
 
 @pytest.fixture(params=[True, False], ids=["collects", "does not collect"])
 def collects(request):
-    """Whether the user lets Python collect garbage; where it does, each new object starts a collection."""
+    """Return whether Python collects garbage; if so, each new object starts a collection."""
     usual = gc.get_threshold()
     gc.set_threshold(1)
     if not request.param:
@@ -74,7 +74,7 @@ def collects(request):
 
 
 def test_nobody_runs_while_the_frames_of_a_thread_are_looked_at(hurried, deep_thread, counter, monkeypatch):
-    reads_the_counter = partial(getattr, counter, "value")  # C code, too; it is given the frame as the default
+    reads_the_counter = partial(getattr, counter, "value")  # C code, which gets the frame as the default
     monkeypatch.setattr(position, "_ITS_PLACE", reads_the_counter)
     seen = set()
     while len(seen) < 200:  # moments at which the other thread had run
@@ -95,7 +95,7 @@ def test_nor_does_anybody_where_a_hook_is_told_of_what_python_does():
 
 
 def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep_thread, collects):
-    """A finalizer would let the thread go on, and CPython 3.11 may then read a frame that has ended."""
+    """A finalizer would let the thread continue, and CPython 3.11 may then read a frame that has ended."""
     collections = []
     gc.callbacks.append(lambda phase, info: collections.append(phase))
     try:
@@ -109,7 +109,7 @@ def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep
 
 def test_the_stack_of_a_thread_leads_to_where_it_is(deep_thread):
     place = position.place_of(deep_thread.ident)
-    assert place.stack.count("in descend\n    descend(depth - 1)") == 3  # and how often it is repeated
+    assert place.stack.count("in descend\n    descend(depth - 1)") == 3  # plus a line with the number of repeats
     assert "in descend\n    leave.wait()" in place.stack
 
 

@@ -1,4 +1,4 @@
-"""The process world: what its ranks are, and that nothing of them is left behind."""
+"""The process world: the state of its ranks, and a check that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_ddp_keeps_replicas_equal(watch):
 
 
 def notes_of_seeding():
-    """For how many devices that were not used yet seeding is noted; what is drawn after it."""
+    """Return the number of unused devices that seeding recorded, and the numbers drawn after it."""
     traces = []
     honest, traceback.format_stack = traceback.format_stack, lambda *_: traces.append(1)
     try:
@@ -173,7 +173,7 @@ def test_ranks_see_the_launcher_variables_and_the_surroundings_of_the_controller
 
 @pytest.mark.slow
 def test_files_of_the_working_directory_stand_in_for_no_module_of_the_standard_library(tmp_path):
-    """pytest does not put that folder on the path, so no test sees these files; nor does the fork server."""
+    """The command pytest does not put that folder on the path, so no test sees the files; nor does the fork server."""
     for name in ("enum", "json", "operator", "types"):
         (tmp_path / f"{name}.py").write_text("VERSION = 1\n")
     (tmp_path / "tests").mkdir()
@@ -188,7 +188,7 @@ def test_files_of_the_working_directory_stand_in_for_no_module_of_the_standard_l
 
 @pytest.mark.filterwarnings("ignore:You are using a Backend")
 def test_rpc_runs_and_again_on_the_same_ranks(processes):
-    """It makes a gloo group for itself, which torch must still know as one."""
+    """RPC makes its own gloo group, which torch must still recognise as one."""
 
     def asks():
         rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=dist.get_world_size())

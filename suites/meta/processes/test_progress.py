@@ -1,4 +1,4 @@
-"""Operations go on though their rank is about something else, and leave no half of one behind when a rank fails."""
+"""Operations complete while their rank does other work, and no half of one remains when a rank fails."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def until(happens) -> None:
 
 
 def hears_of_it_by_a_file(post, partner, delays, path):
-    """Rank 0 posts, and waits only when rank 1 is through: nothing of torch's tells it so."""
+    """Post on rank 0, and wait only after a file, not torch, shows that rank 1 has finished."""
     tensor = torch.full((3,), 1.0 + dist.get_rank())
     time.sleep(delays[dist.get_rank()])
     if dist.get_rank() == 0:
@@ -118,7 +118,7 @@ def puts_something_behind_it(work):
 
 
 def both_call_it_the_same(ends, delays, path):
-    """Rank 1 can see by itself that it may go."""
+    """Call all_reduce on both ranks under one name, so that rank 1 finds on the board that it may launch."""
     tensor = torch.full((3,), 1.0 + dist.get_rank())
     time.sleep(delays[dist.get_rank()])
     work = dist.all_reduce(tensor, async_op=True)
@@ -139,7 +139,10 @@ def test_the_other_rank_gets_through_that_sees_this_one_there(processes, ends, d
 
 
 def calls_the_first_one_otherwise() -> float:
-    """What ranks call otherwise is for the controller to compare; what comes after it does not overtake it."""
+    """Name the first tensor differently on each rank.
+
+    The controller must compare such operations, and later ones must not overtake them.
+    """
     if dist.get_rank() == 0:
         mine = torch.ones(3)
         pending = dist.all_reduce(mine, async_op=True)
@@ -173,7 +176,7 @@ def test_the_other_rank_gets_through_when_this_one_has_returned_without_waiting(
 
 
 def is_slow_to_read(seconds):
-    """Rank 0 has returned when the message comes: what reads it has to leave its core to another process."""
+    """Return on rank 0 before its message arrives, and slow down the thread that reads the message."""
     if dist.get_rank() == 0:
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(cores)})
@@ -242,7 +245,7 @@ def test_more_pending_messages_than_are_looked_at_at_a_time(processes):
 
 
 def place(op: str, rank: int, tag: int) -> int:
-    """The word of a message between ranks 0 and 1 in the present call."""
+    """Return the board's word of a message between ranks 0 and 1 in the current call."""
     group = dist.group.WORLD
     signature = Signature(
         rank, op, group.group_name, (0, 1), shapes=((1,),), dtypes=("float32",), peer=1 - rank, tag=tag
@@ -251,11 +254,14 @@ def place(op: str, rank: int, tag: int) -> int:
 
 
 def has_two_messages_in_one_word() -> list[float]:
-    """Rank 1 is seen to be there with the first one, and covers its word when rank 0 has covered its own."""
+    """Exchange two messages that share a word of the board.
+
+    Rank 0 sees rank 1's first message there; rank 1 overwrites its word after rank 0 has overwritten its own.
+    """
     first, second, third = tensors = [torch.full((1,), 3.0 * dist.get_rank() + number) for number in range(3)]
     taken = place("send", 1, 1)
     tag = next(tag for tag in itertools.count(2) if place("send", 0, tag) == taken)
-    ready = torch.tensor([time.monotonic() + 0.1], dtype=torch.float64)  # to look for the tag takes a second
+    ready = torch.tensor([time.monotonic() + 0.1], dtype=torch.float64)  # the search for the tag takes a second
     dist.all_reduce(ready, dist.ReduceOp.MAX)
     start = ready.item()
     if dist.get_rank() == 1:
@@ -280,7 +286,7 @@ def test_messages_that_share_a_word_of_the_board_arrive(processes):
 
 
 def fails_with_operations_pending(posts_first: bool) -> None:
-    """The first ones are on both ranks, the last one is on rank 1 alone."""
+    """Fail with the first operations posted on both ranks, and the last one on rank 1 only."""
     pending = []
     if dist.get_rank() == 0 and not posts_first:
         raise LookupError("rank 0 found nothing")
@@ -313,7 +319,7 @@ def test_a_failure_leaves_no_half_of_an_operation(processes, function, posts_fir
 
 
 def fails_as_its_operation_is_let_go() -> None:
-    """Rank 1 has asked the controller, which lets the operation go when it hears of it from rank 0."""
+    """Fail on rank 0 after rank 1 has requested a grant, which the controller gives once rank 0 has posted."""
     if dist.get_rank() == 0:
         time.sleep(0.05)
     work = dist.all_reduce(torch.ones(3), async_op=True)
@@ -341,7 +347,7 @@ def returns_before_the_others_come_to_its_operation(one_fails: bool) -> None:
         return
     if rank == 1:
         dist.recv(token, 0)
-        time.sleep(0.3)  # rank 0 has returned, and no longer looks who else is there
+        time.sleep(0.3)  # rank 0 has returned, and no longer looks for others
     pending = dist.all_reduce(torch.ones(3), group=pair, async_op=True)
     if rank == 0:
         dist.send(token, 1)
@@ -365,7 +371,7 @@ def test_a_rank_that_had_returned_when_another_one_failed_may_have_left_half_of_
 
 
 class Seen:
-    """In the place of a board: what is seen of rank 1, one look after the other; and what rank 0 says."""
+    """A stand-in for a board: successive states of rank 1, and a record of what rank 0 publishes."""
 
     def __init__(self, *states):
         self._states = list(states)
@@ -373,7 +379,7 @@ class Seen:
         self.said = []
 
     def states(self, ranks, digest):
-        if digest != self._digest:  # that of the place, for ranks whose operation is another one
+        if digest != self._digest:  # the digest of the place, for ranks with another operation
             return [ASKS if ASKS in self._states else ABSENT]
         return [self._states.pop(0) if len(self._states) > 1 else self._states[0]]
 
@@ -390,11 +396,11 @@ class Seen:
         return 0
 
     def clear(self, rank, call):
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 def announced(board, send=lambda report: None):
-    """An operation of rank 0 and its announcer; the list is of the calls that reach the group."""
+    """Post an operation of rank 0; return its announcer, and the list of calls that reach the group."""
     signature = Signature(rank=0, op="barrier", group="0", members=(0, 1), seq=0)
     announcer, calls = Announcer(0, 2, send, board), []
     announcer.begin(1)
@@ -438,14 +444,14 @@ def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment(w
 
 
 def test_an_operation_of_which_the_other_rank_is_no_longer_seen_is_asked_for():
-    """Another one may have taken its word, and the other rank believe that this one is under way."""
+    """Another operation may have taken its word, and the other rank may believe that this one was launched."""
     sent = []
     assert announced(Seen(POSTED, ABSENT), sent.append)[1] == []
     assert sent == [Asks(1, 1, waits=False)]
 
 
 def test_a_thread_that_reads_what_the_controller_sends_does_not_wait_for_it_to_read():
-    """Each would wait for the other, where both have much to say."""
+    """If both sides had much to send, each would wait for the other."""
     senders = []
     announcer, _ = announced(Seen(ABSENT), lambda report: senders.append(threading.get_ident()))
     announcer._in_doubt.extend(announcer._open.values())

@@ -1,4 +1,4 @@
-"""Drawn programs of watched processes, right by construction, do what they do on sim: none hangs, none is accused."""
+"""Drawn programs of watched processes, correct by construction, behave as on sim: no hang, no false verdict."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pdlcheck.worlds import get_world
 
 from ..needs_mpi import needs_mpi
 
-PAUSES_S = (0.003, 0.03)  # shorter, and longer, than a rank waits before it asks the controller
+PAUSES_S = (0.003, 0.03)  # shorter and longer than a rank waits before it asks the controller
 
 
 class Step(NamedTuple):
-    """One step, which ranks take in one order: so whoever waits, waits for a rank that is no further."""
+    """One step; ranks take steps in one order, so a waiting rank waits for one that is not ahead."""
 
     what: str
-    rank: int  # the root, the sender, or the one that pauses or waits
+    rank: int  # the root, the sender, or the rank that pauses or waits
     other: int  # the receiver
     pending: tuple[bool, ...]  # for each rank: it does not wait yet
-    tag: int  # of a message; of a pause, which one
-    otherwise: bool  # odd ranks call their tensor otherwise
+    tag: int  # of a message; of a pause: its index
+    otherwise: bool  # odd ranks give their tensor another name
 
 
 def steps(world_size: int) -> st.SearchStrategy[Step]:

@@ -1,4 +1,4 @@
-"""Code of a rank that writes to descriptors which are not its own, as a C library or a daemon may."""
+"""Code of a rank writes to descriptors that are not its own, as a C library or a daemon may do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GARBAGE = {
 
 
 def to_the_controller():
-    """The descriptors of the rank's pipe."""
+    """Yield the descriptors of the rank's pipe."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
             if end.family == socket.AF_UNIX:

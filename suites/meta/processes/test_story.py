@@ -1,4 +1,4 @@
-"""What the controller makes of the dump that faulthandler writes when a rank dies or cannot be asked."""
+"""The controller's summary of faulthandler's dump, for a rank that dies or cannot answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of a watched rank do not push one another off a core; what the user has chosen for them stays.
+"""Threads of a watched rank do not preempt one another on a core; the user's own settings for them stay.
 
 Unwatched ranks keep the scheduling that torch gives them, unless the world has ``take_turns=True``.
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Li
 
 
 def policies():
-    """Of every thread of this process, after a step of what starts threads: groups, a backward pass, collectives."""
+    """Return names and policies of all threads after a step that starts threads: groups, backward, collectives."""
     torch.ones(1, requires_grad=True).sum().backward()
     dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
     names, found = set(), set()

@@ -1,4 +1,4 @@
-"""Fresh ranks as forks of templates: what they share, when they are not forked, and how templates end."""
+"""Fresh ranks as forks of templates: their shared state, the exceptions, and the end of templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-# the inner runs forget the modules that they import: what keeps state must be there before
+# Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.running.processes  # noqa: F401
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
@@ -25,7 +25,7 @@ from ..still_running import is_running, still_running
 
 FRESH = ("--isolation", "fresh")
 
-# each test tells who ran it: test, rank, process, parent, and what else it says
+# each test records who ran it: test, rank, process, parent, and further words
 TELL = """
 def tell(rank, *more):
     name = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition("[")[0]
@@ -37,7 +37,7 @@ def tell(rank, *more):
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """Where the inner tests tell; returns a function that reads what each test told of each rank."""
+    """Set the file that inner tests write to; return a function that reads the entries by test and rank."""
     path = tmp_path / "told"
     monkeypatch.setenv("TOLD", str(path))
 
@@ -59,12 +59,12 @@ def world():
 
 
 def parents(told_of_test):
-    """Of rank 0 and rank 1."""
+    """Return the parents of rank 0 and rank 1."""
     return [told_of_test[rank][1] for rank in range(2)]
 
 
 def are_templates(pids):
-    """True if none of them is the fork server of this process, or its twin; False if all are."""
+    """Return True if none of them is this process's fork server or its twin, and False if all are."""
     servers = set(forkserver.retain(are_templates).pids)
     found = {int(pid) in servers for pid in pids}
     forkserver.release(are_templates)
@@ -266,7 +266,7 @@ def test_kept_ranks_and_fresh_ones_in_turn(run, told):
 
 @pytest.mark.slow
 def test_coverage_counts_the_forks_of_templates(pytester, monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", "random")  # so that two servers fork them
+    monkeypatch.setenv("PYTHONHASHSEED", "random")  # two servers then fork the ranks
     pytester.makepyfile(
         measured="AT_IMPORT = 1\ndef body(x):\n    return x\ndef never():\n    return 1\n",
         test_inner="""
@@ -307,7 +307,7 @@ def both():
 
 @pytest.fixture
 def templates_of(world):
-    """Returns the parents of the ranks of a run that began with ``list()``."""
+    """Return a function that returns the parents of the ranks in a run that began with ``list()``."""
 
     def run(key="some"):
         with world.open(2, beginning=Beginning(key, list)) as ranks:
@@ -318,7 +318,7 @@ def templates_of(world):
 
 
 def wait_until_it_is_lost(pid):
-    """A signal takes its time on a busy machine: until the process is gone, dead or stopped."""
+    """Wait until the process is gone, dead or stopped, because a signal takes time on a busy machine."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         try:
@@ -431,7 +431,7 @@ def test_no_process_survives_a_killed_controller(signals):
         assert len(set(pids)) == 25
         assert all(is_running(pid) for pid in pids)
         controller.send_signal(signal.SIGKILL)
-        for _ in range(signals):  # the template also notices by itself: both come at once
+        for _ in range(signals):  # the template also detects it by itself, at the same time
             for template in filter(is_running, (pids[0], pids[12])):
                 os.kill(template, signal.SIGTERM)
             time.sleep(0.0005)

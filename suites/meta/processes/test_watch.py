@@ -1,4 +1,4 @@
-"""Watched processes: what would abort, hang or be silently wrong on gloo is an exception about all ranks."""
+"""Watched processes: an abort, a hang or a silent error on gloo becomes an exception about all ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_processes_outlive_failures_that_leave_nothing_half_done(processes):
         dist.all_reduce(torch.ones(1))
 
     pids = processes.pids(2)
-    for _ in range(20):  # in some of them the other rank has not begun yet
+    for _ in range(20):  # in some of these runs the other rank has not begun yet
         with pytest.raises(ValueError, match="no data"):
             processes.run(leave, world_size=2)
     with pytest.raises(CollectiveMismatch):
@@ -57,7 +57,7 @@ def test_processes_outlive_failures_that_leave_nothing_half_done(processes):
 
 
 def threads_left_by_a_step(kept: list[threading.Thread] | None = None) -> list[str]:
-    """Names of the threads that are there after a step of DDP and not before; with ``kept``, the step starts one."""
+    """Return the names of the threads that a step of DDP adds; with ``kept``, the step starts one itself."""
     before = set(threading.enumerate())
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     model(torch.ones(1, 2)).sum().backward()
@@ -151,7 +151,7 @@ def test_a_group_that_only_some_of_its_ranks_make_is_a_deadlock(processes):
 
 
 def total_in_groups(*groups):
-    """What the ranks of the own group add up to; groups are made in the order in which they are named."""
+    """Return the sum of the ranks in this rank's group; groups are made in the given order."""
     made = {ranks: dist.new_group(list(ranks)) for ranks in groups}
     mine = next(ranks for ranks in made if dist.get_rank() in ranks)
     total = torch.tensor(dist.get_rank())
@@ -160,7 +160,7 @@ def total_in_groups(*groups):
 
 
 def test_groups_that_ranks_make_in_another_order_are_a_mismatch(processes):
-    """gloo numbers groups on each rank: ranks of two groups would be connected."""
+    """The backend gloo numbers groups on each rank, so it would connect ranks of two groups."""
 
     def each_its_own_first():
         mine = dist.get_rank() % 2
@@ -217,7 +217,7 @@ def test_a_forgotten_receive_does_not_disturb_the_next_call(processes):
 
 
 def every_call():
-    """Results of all c10d calls that gloo has."""
+    """Return the results of all c10d calls that gloo has."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.arange(4.0) + 10 * rank
     found = {}
@@ -300,7 +300,7 @@ def test_every_call_gives_what_plain_gloo_gives(processes):
 
 
 def one_after_the_other():
-    """Rank 1 comes late, so the controller lets rank 0 go; what it goes on with needs the controller as well."""
+    """Start a second operation in the callback of one that needed a grant, because rank 1 is late."""
 
     def again(future):
         y = future.value()[0].clone()
@@ -337,7 +337,7 @@ def test_an_unwatched_world_leaves_the_mismatch_to_gloo():
 
 
 def test_lists_of_the_wrong_length_are_refused_before_the_controller_compares_them(processes):
-    """It is asked where a rank comes late."""
+    """A late rank makes the others ask the controller."""
 
     def exchange(late):
         if dist.get_rank() == late:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "uncompiled": set(),
     "worlds": {"clock", "compat", "cores", "errors", "faults", "uncompiled"},
     "checks": {"errors"},
-    "bench": {"clock", "cores", "errors"},
+    "bench": {"clock", "cores", "errors", "extras"},
     "report": {"bench", "errors"},
     "harness": {"bench", "compat", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},

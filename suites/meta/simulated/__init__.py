@@ -1,1 +1,1 @@
-"""The simulated cluster: semantics, schedules, the clock, and what each rank has for itself."""
+"""Tests of the simulated cluster: semantics, schedules, the clock, and per-rank state."""

@@ -1,4 +1,4 @@
-"""Programs that depend on what the network does: when a send ends, if tags count, in which order ranks are added."""
+"""Programs that depend on the network: the end of a send, the meaning of tags, the order of addition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def both_post_their_send_first():
 
 
 def a_batch_to_oneself(order):
-    """Two messages to oneself in one batch, its sends and receives in the order given; what they left."""
+    """Send two messages to oneself in one batch, in the given order; return the received values."""
     given, taken = [torch.ones(1), torch.full((1,), 2.0)], [torch.zeros(1), torch.zeros(1)]
     left = {"send": iter(given), "recv": iter(taken)}
     kinds = {"send": dist.isend, "recv": dist.irecv}
@@ -51,7 +51,7 @@ def both_post_a_batch():
 
 
 def tags(asked):
-    """Rank 0 sends 1 with tag 1, then 2 with tag 2; rank 1 asks for the tags in the order ``asked``."""
+    """Send 1 with tag 1 and 2 with tag 2 from rank 0; rank 1 receives the tags in the order ``asked``."""
     if dist.get_rank() == 0:
         works = [dist.isend(torch.tensor([float(tag)]), 1, tag=tag) for tag in (1, 2)]
     else:
@@ -63,7 +63,7 @@ def tags(asked):
 
 
 def summed_in_float32():
-    """1e8 + 1 - 1e8, which depends on the order of adding."""
+    """Return 1e8 + 1 - 1e8, which depends on the order of addition."""
     x = torch.tensor([1e8, 1.0, -1e8][dist.get_rank()])
     dist.all_reduce(x)
     return x.item()

@@ -1,4 +1,4 @@
-"""Programs whose outcome depends on the schedule, each with a twin that is right under all of them."""
+"""Programs whose outcome depends on the schedule, each with a twin that is correct under all schedules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BID, ROLE = 1, 2
 
 
 def arrivals():
-    """Rank 0 tells in which order the others arrived."""
+    """Return on rank 0 the order in which the others arrived."""
     if dist.get_rank():
         dist.send(torch.zeros(1), 0)
         return None
@@ -17,7 +17,7 @@ def arrivals():
 
 
 def first_come(fair=False):
-    """Rank 0 takes it for granted that rank 1 comes first; fair: it asks."""
+    """Assume on rank 0 that rank 1 arrives first; with ``fair`` assume no order."""
     if dist.get_rank():
         dist.send(torch.zeros(1), 0)
         return
@@ -26,9 +26,9 @@ def first_come(fair=False):
 
 
 def election(distinct=False):
-    """The first three bids make the officers. The last rank bids three times, and takes two offices at most.
+    """Elect officers by the first three bids; the last rank bids three times, but takes at most two offices.
 
-    distinct: nobody has two offices.
+    distinct: no rank gets two offices.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     elected = torch.zeros(3, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Programs that go wrong where ranks share what a module holds, each with its right twin, and some that only look so.
+"""Programs that fail if ranks share module globals, each with its correct twin, and programs that only look so.
 
 The tests copy this file and import the copy, as a user's module.
 """
@@ -22,7 +22,7 @@ ids = itertools.count()
 weights = torch.zeros(3)
 options = types.SimpleNamespace(verbose=False)
 _model = None
-torch.manual_seed(0)  # what ranks draw at import differs on processes, which is another matter
+torch.manual_seed(0)  # without the seed, numbers drawn at import would differ on processes, which is another matter
 net = torch.nn.Linear(2, 1)
 deep = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
 for parameter in deep.parameters():
@@ -182,7 +182,7 @@ def updated():
 
 
 def trained():
-    """A global model; its gradients are added up over the ranks, as they have one model between them."""
+    """Train a global model; ranks that share one model add up their gradients."""
     net(torch.ones(2)).sum().backward()
     dist.barrier()
     return net.weight.grad.tolist()
@@ -196,7 +196,7 @@ def hidden():
 
 
 def flagged():
-    """Each rank sets the same value, and yet only the first does the work."""
+    """Set the same value on each rank; only the first one does the work."""
     global ready
     worked = not ready
     ready = True
@@ -238,7 +238,7 @@ def on_a_function():
 
 
 def counter_among_innocents():
-    """Changes a good deal, of which one thing matters."""
+    """Change many globals, of which only one matters."""
     global steps_done, epochs
     epochs = 3
     options.colour = not getattr(options, "colour", False)
@@ -250,7 +250,10 @@ def counter_among_innocents():
 
 
 def trained_by_ddp():
-    """Is refused on simulated ranks: torch locks the gradients of the one model there is for one of them."""
+    """Train a global model by DDP.
+
+    Simulated ranks refuse it, because torch locks the gradients of the single model for one of them.
+    """
     model = torch.nn.parallel.DistributedDataParallel(deep)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
@@ -306,7 +309,7 @@ def by_thread():
     return _of_thread.count
 
 
-BROKEN = [  # with what is to blame, and its right twin
+BROKEN = [  # with the global to blame, and the correct twin
     (counter, "train.step_count  int, changed by ranks 0 and 1", counter_of_its_own),
     (cached, "train.cache  dict, changed by ranks 0 and 1", cached_by_rank),
     (singleton, "train._model  Tensor, changed by ranks 0 and 1", built_anew),

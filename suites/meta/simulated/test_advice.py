@@ -1,4 +1,4 @@
-"""Advice about a world is no error where a user makes errors of all warnings, and is one where a filter names it."""
+"""Advice about a world is no error if a user turns all warnings into errors, and is one if a filter names it."""
 
 from __future__ import annotations
 

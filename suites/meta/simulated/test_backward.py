@@ -117,9 +117,10 @@ def test_a_shared_parameter_is_found_behind_an_edge():
 
 
 def test_no_garbage_is_collected_in_hooks():
-    """The Logger of a DDP locks its reducer as it dies: in a hook of that reducer, which has it locked, it never would.
+    """A DDP's Logger locks its reducer when it dies; inside a hook of that reducer it would wait for ever.
 
-    So it goes where a test has failed between the passes of a DDP, and the next one wraps the same model anew.
+    The Logger dies there if a test has failed between the passes of a DDP, and the next test wraps the same model
+    again.
     """
     seen = []
 
@@ -133,7 +134,7 @@ def test_no_garbage_is_collected_in_hooks():
     def program():
         x = torch.ones(1, requires_grad=True)
         x.register_hook(look)
-        checkpoint(lambda y: 2 * y, x, use_reentrant=True).backward()  # a pass in a pass
+        checkpoint(lambda y: 2 * y, x, use_reentrant=True).backward()  # a pass inside a pass
         dist.barrier()
         seen.append(gc.isenabled())
         dist.barrier()

@@ -1,4 +1,4 @@
-"""A simulated rank that posts on a group object of another rank is told so: a deadlock of one group made no sense."""
+"""A simulated rank that uses another rank's group object gets an error, instead of a meaningless deadlock."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GROUPS = {}
 
 
 def in_a_global():
-    """As parallel_state modules keep them: each process has its own."""
+    """Keep a group in a global, as parallel_state modules do; each process has its own."""
     GROUPS["data"] = dist.new_group([0, 1])
-    dist.barrier()  # by now the other rank has put its own there
+    dist.barrier()  # by now the other rank has stored its own there
     return _total(GROUPS["data"])
 
 
@@ -47,7 +47,7 @@ def test_a_group_of_each_ranks_own_is_no_borrowed_one():
 
 
 def with_a_kept_group(new):
-    """As a program's cache does that outlives the test."""
+    """Keep a group in a program's cache that outlives the test."""
     if dist.get_rank() not in GROUPS:
         GROUPS[dist.get_rank()] = dist.new_group([0, 1]) if new else dist.group.WORLD
     return _total(GROUPS[dist.get_rank()])
@@ -101,7 +101,7 @@ def test_a_group_from_before_a_failure_is_told_on_the_same_ranks():
             ranks.run(with_a_kept_group, False)
         GROUPS.clear()
         assert ranks.run(with_a_kept_group, True) == [[2, 2]] * 2
-        assert ranks.run(with_a_kept_group, True) == [[2, 2]] * 2  # these ranks stay, and so do their groups
+        assert ranks.run(with_a_kept_group, True) == [[2, 2]] * 2  # the ranks are the same, and so are their groups
 
 
 def test_processes_have_globals_of_their_own():
@@ -109,7 +109,7 @@ def test_processes_have_globals_of_their_own():
 
 
 def asked_about(ask, *args):
-    """What helpers of parallel_state modules do before anything is posted."""
+    """Call ``ask`` as helpers of parallel_state modules do before any operation."""
     if args == ("own",):
         group = dist.new_group([0, 1])
         dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""The virtual clock gives the times of textbooks, whatever the schedule."""
+"""The virtual clock gives the times of textbooks under any schedule."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ONE_LINK = Topology(intra=LINK)
 
 
 def timed(program, *args, world_size, topology=FREE, **options):
-    """The timeline of a run."""
+    """Return the timeline of a run."""
     world = get_world("sim", topology=topology, **options)
     world.run(program, *args, world_size=world_size)
     return world.timeline
 
 
 def about(value):
-    """Equal up to the rounding of a sum of floats."""
+    """Compare up to the rounding of a sum of floats."""
     return pytest.approx(value, rel=1e-12)
 
 
@@ -146,7 +146,7 @@ def test_the_slowest_link_of_a_ring_sets_its_pace():
     ):
         timeline = timed(lambda: dist.all_reduce(torch.ones(4)), world_size=4, topology=topology)
         assert timeline.step_time_s == about(6 * 1e-3)
-    backwards = Topology(intra=LINK, links={(3, 2): slow})  # the ring goes the other way
+    backwards = Topology(intra=LINK, links={(3, 2): slow})  # the ring runs in the other direction
     timeline = timed(lambda: dist.all_reduce(torch.ones(4)), world_size=4, topology=backwards)
     assert timeline.step_time_s == about(6 * (2e-6 + 4 / 1e10))
 
@@ -177,12 +177,12 @@ def test_a_buffered_send_ends_at_once_and_travels_alone():
     assert [(m.start_s, m.end_s) for m in timeline.messages] == [(1.0, 106.0)]
     assert [(s.rank, s.start_s, s.end_s) for s in timeline.spans if s.kind == "wait"] == [(1, 3.0, 106.0)]
     late = timed(small_message, 1.0, 300.0, world_size=2, topology=SECOND_A_BYTE, semantics="buffered")
-    assert late.step_time_s == 300.0  # it had arrived already
+    assert late.step_time_s == 300.0  # it had already arrived
     assert [(m.start_s, m.end_s) for m in late.messages] == [(1.0, 106.0)]
 
 
 def to_rank_0_at_once():
-    """Ranks 3, 2 and 1 send 100 bytes each, one second after the other."""
+    """Send 100 bytes from ranks 3, 2 and 1 each, one second after the other."""
     rank = dist.get_rank()
     if rank == 0:
         works = [dist.irecv(torch.zeros(25), src) for src in (1, 2, 3)]
@@ -200,7 +200,7 @@ def test_a_rank_receives_one_message_at_a_time_the_first_that_is_ready_first(sch
 
 
 def to_rank_3_in_any_order():
-    """Ranks 0, 1 and 2 send 100 bytes each at one time; the receives are posted in the other order."""
+    """Send 100 bytes from ranks 0, 1 and 2 at one time; the receives are posted in the other order."""
     if dist.get_rank() == 3:
         for work in [dist.irecv(torch.zeros(25), src) for src in (2, 1, 0)]:
             work.wait()
@@ -291,7 +291,7 @@ BUCKET = 512 * 512 * 4
 
 
 def ddp(layers, seconds, **options):
-    """A step of 8 ranks over links of 1e5 bytes a second."""
+    """Return the timeline of a step of 8 ranks over links of 1e5 bytes a second."""
     topology = Topology(intra=Link(latency_s=0.0, bandwidth_GBps=1e-4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

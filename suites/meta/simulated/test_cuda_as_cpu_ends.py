@@ -1,4 +1,4 @@
-"""What ``cuda_as_cpu`` exchanges in torch, only ranks see, and only while the world is open."""
+"""The replacements of ``cuda_as_cpu`` in torch are visible to ranks only, and only while the world is open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _owner(name):
 
 
 def everything():
-    """All names of torch's modules, of this file, and of the classes in the table, with what they hold."""
+    """Return all names of torch's modules, of this file, and of the table's classes, with their values."""
     owners = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "torch"]
     owners += [MINE, *(_owner(entry.owner) for entry in replaced_names(processes=True) if ":" in entry.owner)]
     held = {(owner.__name__, name): value for owner in owners for name, value in list(vars(owner).items())}
@@ -36,7 +36,7 @@ def everything():
 
 
 def differing(before, after):
-    """The names that hold something else."""
+    """Return the names whose values differ."""
     there = [name for name, value in before.items() if after.get(name, before) is not value]
     return sorted(str(name) for name in there if before[name] != after.get(name))
 
@@ -50,7 +50,7 @@ def use_cuda():
 
 @pytest.fixture(scope="module", autouse=True)
 def imported():
-    """What a first run imports and sets for good has been imported and set."""
+    """Run once before the tests, because a first run imports modules and sets values permanently."""
     get_world("sim").run(dist.barrier, world_size=2)
     get_world("sim", cuda_as_cpu=True).run(use_cuda, world_size=2)
 

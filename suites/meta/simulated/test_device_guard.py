@@ -1,4 +1,4 @@
-"""What a rank leaves in torch must not fall with its thread: on a CUDA build without a device a crash would follow."""
+"""State that a rank leaves in torch must not end with its thread: a CUDA build without a device would crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each simulated rank has the random streams of devices for itself, as a process has."""
+"""Each simulated rank has its own random streams of devices, as a process has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdlcheck.worlds.simulated.own.device_streams import DeviceStreams
 
 @pytest.fixture
 def stream(monkeypatch):
-    """That of a device which is in use; a generator of the CPU in its place, which has the same methods."""
+    """Return a CPU generator as the stream of a used device, because it has the same methods."""
     generator = torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(device_streams, "_BUILT", True)
@@ -22,7 +22,7 @@ def stream(monkeypatch):
 
 
 def draws(seed: int | None = None) -> list[int]:
-    """Numbers that are drawn on the device before and after another rank has had its turn."""
+    """Return numbers that are drawn on the device before and after another rank's turn."""
     stream = torch.cuda.default_generators[0]
     if seed is not None:
         torch.manual_seed(seed)
@@ -47,7 +47,7 @@ def test_a_rank_that_seeds_draws_what_the_seed_says(stream):
 
 
 def test_runs_begin_where_the_one_that_set_up_has_ended(stream):
-    """As tests do whose fixtures of a wide scope draw numbers, each time."""
+    """Tests with fixtures of a wide scope that draw numbers depend on it."""
     with get_world("sim").open(2) as ranks:
         expected = [outcome.value for outcome in ranks.run_bodies([lambda: draws() + draws()] * 2)]
         first = [outcome.value for outcome in ranks.run_bodies([draws] * 2, sets_up=True)]
@@ -64,7 +64,7 @@ def test_the_controllers_stream_stays_where_it_was(stream):
 
 
 def test_without_streams_of_their_own_ranks_would_draw_from_one(stream, monkeypatch):
-    """The twin: nothing is swapped, and a rank's seed is that of all."""
+    """In the twin nothing is swapped, and a rank's seed applies to all."""
     monkeypatch.setattr(DeviceStreams, "put", lambda self: None)
     monkeypatch.setattr(DeviceStreams, "take", lambda self: None)
     stream.manual_seed(7)
@@ -76,7 +76,7 @@ def test_without_streams_of_their_own_ranks_would_draw_from_one(stream, monkeypa
 
 @pytest.fixture
 def later(monkeypatch):
-    """Devices that nobody has used yet; called, it brings one into use as torch does, which makes the seeds good."""
+    """Return a function that initialises an unused device as torch does, which applies the queued seeds."""
     generator, begun = torch.Generator(), []
     queue = type(device_streams._queue)() if device_streams._queue is not None else pytest.skip("torch has no queue")
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))

@@ -1,4 +1,4 @@
-"""Warnings and text of simulated ranks that take turns inside of the blocks which record or redirect them."""
+"""Warnings and text of simulated ranks that take turns inside blocks that record or redirect them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_blocks_that_end_in_another_order_leave_filters_and_streams_as_they_were
 
 
 def only_rank_0_prints():
-    """As training scripts do it: the print of other ranks says nothing, and nobody puts it back."""
+    """Silence print on other ranks and never restore it, as training scripts do."""
     prints = builtins.print
     builtins.print = lambda *args, **options: prints(*args, **options) if dist.get_rank() == 0 else None
 

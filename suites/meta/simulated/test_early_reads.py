@@ -1,4 +1,4 @@
-"""A module that reads its rank when it is imported has one value for all simulated ranks: they are told, and where."""
+"""A module that reads its rank at import has one value for all simulated ranks: a warning names the place."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
 
 @pytest.fixture
 def imported(tmp_path, monkeypatch):
-    """Write a module of the user's and import it."""
+    """Yield a function that writes a user's module and imports it."""
     monkeypatch.syspath_prepend(tmp_path)
     for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "A"):
-        monkeypatch.setenv(variable, "")  # so that what a module sets is taken back
+        monkeypatch.setenv(variable, "")  # monkeypatch then removes what a module sets
         monkeypatch.delenv(variable)
     written = []
 

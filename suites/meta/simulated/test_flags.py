@@ -29,7 +29,7 @@ def sim():
 @pytest.mark.parametrize(("enter", "read"), FLAGS.values(), ids=FLAGS)
 @pytest.mark.parametrize("who", [{0}, {1}, {0, 1, 2}])
 def test_a_context_manager_of_one_rank_is_of_that_rank(sim, enter, read, who):
-    """Where all ranks were in it, the first to leave took it from the others, and the last left it set for good."""
+    """Regression test: the first rank to leave disabled it for the others, and the last one left it set."""
     before = read()
 
     def program():

@@ -1,4 +1,4 @@
-"""Process groups on simulated ranks: who makes them, who may use them, and by which names they are asked for."""
+"""Process groups on simulated ranks: the ranks that make them and may use them, and the names of groups."""
 
 from __future__ import annotations
 

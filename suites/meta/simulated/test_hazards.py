@@ -1,4 +1,4 @@
-"""Buffers of pending operations, work that is left behind, and the choices that the rules leave to a network."""
+"""Buffers of pending operations, leaked work, and the choices that torch's rules leave to a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import network_programs
 
 LEAKS = [fault.program for fault in FAULTS if fault.file == "leaks.py"]
 
-SILENT = {"poison": False, "hazards": False, "leaks": False}  # as a real backend is
+SILENT = {"poison": False, "hazards": False, "leaks": False}  # as on a real backend
 
 
 # torch warns of names that it renames from release to release
@@ -62,7 +62,7 @@ def test_without_the_checks_the_faults_are_silent():
 
 @pytest.mark.parametrize("data", ["at_once", "at_wait", "random"])
 def test_without_poison_only_the_user_is_told_of_a_hazard(data):
-    """The network delivers in the thread of the rank that comes last, whose own output is still pending."""
+    """The network delivers in the thread of the last rank to arrive, whose own output is still pending."""
     semantics = Semantics(poison=False, data=data)
 
     def early_or_late(is_late):
@@ -78,7 +78,7 @@ def test_without_poison_only_the_user_is_told_of_a_hazard(data):
 
 
 def written_past_torch():
-    """What rank 1 receives of a buffer that rank 0 writes through numpy between two barriers."""
+    """Return rank 1's value of a buffer that rank 0 writes through numpy between two barriers."""
     x = torch.ones(1)
     if dist.get_rank() == 1:
         work = dist.irecv(x, 0)
@@ -96,7 +96,7 @@ def written_past_torch():
 
 @pytest.mark.parametrize(("data", "received"), [("at_once", {1.0}), ("at_wait", {2.0}), ("random", {1.0, 2.0})])
 def test_a_write_that_nobody_sees_shows_when_the_data_is_read_late(data, received):
-    """One schedule: the moment is the network's alone."""
+    """There is only one schedule, so the network alone determines the moment."""
     worlds = [get_world("sim", semantics=Semantics(data=data), schedule="first", seed=seed) for seed in range(20)]
     assert {world.run(written_past_torch, world_size=2)[1] for world in worlds} == received
 
@@ -189,7 +189,7 @@ def test_a_second_wait_says_that_it_is_one():
     with pytest.raises(Deadlock, match=r"rank 0: blocked in a second wait, at .*messages.py:45, for send to rank 1"):
         run(program, False)
     assert run(program, False, semantics="nccl")[1] == [2.0, 2.0]
-    assert run(innocent.waits_twice) == [[3.0, 3.0]] * 2  # for a collective
+    assert run(innocent.waits_twice) == [[3.0, 3.0]] * 2  # allowed for a collective
 
 
 def _begun(tensors, group=None):
@@ -197,7 +197,7 @@ def _begun(tensors, group=None):
 
 
 def waits_for_the_last():
-    """On nccl that is enough: its stream carries out one collective after the other."""
+    """Wait for the last collective only; it is enough on nccl, whose stream runs them one after the other."""
     tensors = [torch.ones(2) for _ in range(3)]
     _begun(tensors)[-1].wait()
     return [tensor.tolist() for tensor in tensors]
@@ -266,7 +266,7 @@ def test_a_message_is_complete_for_those_who_ask_before_or_after_the_wait():
 
 
 def test_a_reduce_scatter_is_complete_for_a_poll_as_a_message_is():
-    """On gloo a loop that polls it goes on for ever."""
+    """On gloo a loop that polls it never ends."""
 
     def program():
         output = torch.zeros(2)
@@ -281,7 +281,7 @@ def test_a_reduce_scatter_is_complete_for_a_poll_as_a_message_is():
 
 
 class Seen(TorchDispatchMode):
-    """Notes the operations on tensors that a rank's own mode sees."""
+    """A mode that records the tensor operations that a rank's own mode sees."""
 
     def __init__(self):
         super().__init__()
@@ -473,7 +473,7 @@ def test_value(rank): ...
 
 
 def test_the_watch_ends_though_a_hook_has_waited():
-    """After a backward pass torch puts the modes back that were there when it began."""
+    """After a backward pass torch restores the modes that were active at its beginning."""
 
     def waits_in_a_hook():
         x, y = torch.ones(1, requires_grad=True), torch.ones(1)

@@ -1,4 +1,4 @@
-"""Ranks that serve several worlds one after the other show each of them what new ranks would."""
+"""Ranks that serve several worlds one after the other show each of them the state of new ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(program, **options):
 
 @pytest.fixture(autouse=True)
 def kept_ranks():
-    """Some that have run before, so that the world under test gets them."""
+    """Run some ranks before, so that the world under test gets them."""
     run(new_or_kept)
     assert run(new_or_kept) == ["kept", "kept"]
 
@@ -46,7 +46,7 @@ def leaves_gradients_off():
 
 
 def leaves_inference_mode():
-    _mark.guard = torch.inference_mode()  # which leaves the mode when nobody holds it
+    _mark.guard = torch.inference_mode()  # the mode ends when its guard is deleted
     _mark.guard.__enter__()
 
 
@@ -210,7 +210,7 @@ def test_idle_ranks_hold_neither_arguments_nor_results():
 def test_a_forked_process_starts_ranks_of_its_own():
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)  # of threads that are not there nothing would come
+        signal.alarm(20)  # without its threads the run would hang
         os._exit(0 if run(new_or_kept) == ["new", "new"] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert run(new_or_kept) == ["kept", "kept"]

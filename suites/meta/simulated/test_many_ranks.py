@@ -1,4 +1,4 @@
-"""Verdicts on hundreds of ranks come in seconds, within a limit that a scan of all ranks for each would break."""
+"""Verdicts on hundreds of ranks take seconds, within a limit that a quadratic scan of ranks would break."""
 
 from __future__ import annotations
 

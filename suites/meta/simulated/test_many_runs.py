@@ -1,4 +1,4 @@
-"""Five thousand simulations in one process leave no thread, file or tensor behind, and next to no memory."""
+"""Five thousand simulations in one process leave no thread, file or tensor behind, and almost no memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trains():
 
 @pytest.mark.parametrize("program", [well, asks_for_the_future, sends, trains])
 def test_a_run_leaves_nothing_to_the_garbage_collector(program):
-    """A circle of objects keeps its tensors until the collector comes, which takes longer than the run."""
+    """A reference cycle keeps its tensors until the collector runs, which takes longer than the run."""
     world = get_world("sim")
     world.run(program, world_size=2)
     gc.collect()
@@ -78,9 +78,9 @@ def test_five_thousand_simulations_leave_no_thread_no_file_and_no_tensor():
     threads, files, tensors, pages = zip(*kept, strict=True)
     assert len(set(threads)) == 1
     assert len(set(files)) == 1
-    assert len(set(tensors[1:])) == 1  # the first runs also end what earlier tests have left
+    assert len(set(tensors[1:])) == 1  # the first runs also remove leftovers of earlier tests
     grown = (pages[-1] - pages[1]) * os.sysconf("SC_PAGE_SIZE")
-    # a failing run has its groups made anew, which leaves about 1 KB; torch keeps a part of each
+    # A failing run makes its groups again, which leaves about 1 KB; torch keeps a part of each.
     assert grown / (RUNS - 2 * BATCH) < 512, f"{grown / 2**20:.1f} MiB more after {RUNS - 2 * BATCH} runs"
 
 
@@ -97,7 +97,7 @@ def _run_once(fails, seed):
 
 
 def _held():
-    """Threads, open files, tensors, and pages of resident memory of this process."""
+    """Return the counts of threads, open files, tensors, and pages of resident memory of this process."""
     tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
     with open("/proc/self/statm") as statm:
         resident = int(statm.read().split()[1])

@@ -1,4 +1,4 @@
-"""``monitored_barrier`` on the simulated cluster: where a rank is lost, survivors are told what torch tells on gloo."""
+"""``monitored_barrier`` on the simulated cluster: after the loss of a rank, survivors get torch's errors on gloo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMED_OUT = "[sim] Timed out waiting {}ms for {} operation to complete"
 
 
 class InOrder:
-    """The ranks that are named first go on while they can."""
+    """A schedule that runs the first named ranks while they can run."""
 
     every_step = False
     every_post = False
@@ -95,7 +95,7 @@ def test_a_rank_that_is_killed_while_the_others_wait():
 def test_who_comes_after_the_death_of_one_that_it_talks_to_sees_a_closed_connection():
     zero, _, two = told(Kill(1, 0), schedule=InOrder(1, 0, 2))
     assert zero == CLOSED.format(1)
-    assert two == REACHED.format(2) + CLOSED.format(0)  # it talks to rank 0 alone
+    assert two == REACHED.format(2) + CLOSED.format(0)  # it communicates with rank 0 only
     _, one, two = told(Kill(0, 0), schedule=InOrder(0, 1, 2))
     assert one == two == CLOSED.format(0)
 
@@ -149,7 +149,7 @@ def test_a_rank_that_is_well_and_does_not_come_is_a_deadlock_as_before():
 
     with pytest.raises(Deadlock, match="barrier"):
         get_world("sim").run(program, world_size=3)
-    with pytest.raises(RankStalled) as failure:  # it takes no part in the barrier
+    with pytest.raises(RankStalled) as failure:  # rank 2 takes no part in the barrier
         get_world("sim", faults=[Stall(2, 1)]).run(program, world_size=3)
     assert "rank 1 was stopped in monitored_barrier" in "\n".join(failure.value.__notes__)
 

@@ -1,4 +1,4 @@
-"""What torch cannot do with the tensors of an operation is told to each rank: on none it is done."""
+"""If torch cannot process the tensors of an operation, every rank gets the error, and no rank's data changes."""
 
 from __future__ import annotations
 

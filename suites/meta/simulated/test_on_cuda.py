@@ -42,7 +42,7 @@ def test_steps_of_ddp_are_those_of_the_plain_model(sim, world_size, wrapper, opt
 
 
 def test_every_rank_goes_backward_in_its_own_turn(sim):
-    """torch has one thread for a device, in which the ranks' hooks would wait for one another."""
+    """The single thread of torch for a device would make the ranks' hooks wait for one another."""
 
     def body() -> float:
         x = torch.tensor([dist.get_rank() + 1.0], device="cuda", requires_grad=True)
@@ -112,7 +112,7 @@ def test_ranks_draw_numbers_of_their_own_which_repeat(sim):
 
 
 def second_three(seed: int) -> list[float]:
-    """The second three numbers of a seed, drawn from a generator of its own."""
+    """Return the second three numbers of a seed, drawn from a separate generator."""
     generator = torch.Generator("cuda").manual_seed(seed)
     torch.rand(3, device="cuda", generator=generator)
     return torch.rand(3, device="cuda", generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""Simulated ranks stay on one core with one computing thread each, and nobody else does."""
+"""Simulated ranks stay on one core with one computing thread each, and no other threads do."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_streams_of_another_layout_are_told_apart(monkeypatch):
 
 @pytest.fixture(params=["by its place", "by asking numpy"])
 def kept(request, monkeypatch):
-    """The module; and what it is where the place is not found."""
+    """Return the module, which finds numpy's kept number by its place, or by asking numpy if the place is unknown."""
     if request.param == "by its place":
         return normals
     monkeypatch.setattr(np.random, "RandomState", type("RandomState", (), {}))

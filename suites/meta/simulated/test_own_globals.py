@@ -89,7 +89,7 @@ def _expected(rank):
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """A user's modules, which are not installed."""
+    """Import a user's modules, which are not installed."""
     folder = tmp_path_factory.mktemp("user")
     shutil.copy(Path(shared_globals.__file__), folder / "train.py")
     (folder / "train_late.py").write_text("NAME = 'late'\nuses = 0\n")
@@ -340,9 +340,9 @@ def test_an_ini_value_gives_ranks_their_own_in_fixtures_and_tests(inner):
 
 @pytest.mark.slow
 def test_without_it_the_report_says_what_to_write(inner, monkeypatch):
-    monkeypatch.setattr(cause, "_FOR_S", float("inf"))  # on a machine with much to do, it would name more than needed
+    monkeypatch.setattr(cause, "_FOR_S", float("inf"))  # for loaded machines
     result = inner.runpytest_inprocess("--world", "sim,gloo", "-p", "no:cacheprovider", "-k", "test_places")
-    result.assert_outcomes(passed=1, failed=1, errors=1)  # the fixture's end fails, too
+    result.assert_outcomes(passed=1, failed=1, errors=1)  # the fixture's end fails too
     result.stdout.fnmatch_lines(
         [
             "fails on sim, passes on gloo: simulated ranks share module globals.",

@@ -1,4 +1,4 @@
-"""Threads that simulated ranks start: they may compute, and know whose they are; what they send ends the run."""
+"""Threads that simulated ranks start may compute, and belong to their rank; if they communicate, the run ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_a_thread_of_a_thread(function):
 
 
 def swallowed(function):
-    """The thread makes nothing of the error."""
+    """Call the function in a thread that ignores its errors."""
 
     def call():
         with contextlib.suppress(Exception):
@@ -58,7 +58,7 @@ def test_a_thread_that_communicates_ends_the_run_with_its_line(sim, start, last)
 
     def saves_beside_training():
         begun.append(dist.get_rank())
-        if len(begun) == 3:  # where nothing follows, the others have returned
+        if len(begun) == 3:  # if nothing follows, the others have returned
             start(lambda: dist.barrier())
         if not last:
             dist.all_reduce(torch.ones(2))

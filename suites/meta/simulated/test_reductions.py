@@ -1,4 +1,4 @@
-"""What simulated reductions leave where backends leave something that nobody can use, or that depends on the order."""
+"""Results of simulated reductions where a backend's result is undefined or depends on the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: each finds what it promises, a failure replays exactly, and is reduced to few switches."""
+"""Schedules: each finds what it promises, a failure replays exactly, and is reduced to a few switches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPECS = ["first", "random:3", "pct:5,2,40", "replay:1r2-4r1", "replay:"]
 
 
 def run_under(program, world_size, *args, **kwargs):
-    """What :func:`search` runs: new ranks each time."""
+    """Return the function that :func:`search` runs: new ranks each time."""
 
     def run(schedule):
         try:
@@ -91,7 +91,7 @@ def test_schedules_differ_in_what_they_let_happen():
 
 
 def test_pct_finds_a_bug_of_depth_1_at_least_as_often_as_its_bound_says():
-    """Rank 2 before rank 1 on 3 ranks; 300 runs lie below half of the bound with a probability under 1e-6."""
+    """Rank 2 must come before rank 1 on 3 ranks; 300 runs fall below half of the bound with probability under 1e-6."""
     recorder = Recorder(First())
     run = run_under(first_come, 3)
     assert run(recorder) is None
@@ -102,7 +102,7 @@ def test_pct_finds_a_bug_of_depth_1_at_least_as_often_as_its_bound_says():
 
 
 def test_pct_finds_a_bug_of_depth_2_where_a_priority_changes_and_nowhere_else():
-    """Rank 1 comes between two steps of rank 0."""
+    """Rank 1 must come between two steps of rank 0."""
 
     def program():
         first, second = count_twice()
@@ -171,14 +171,14 @@ def ask_once():
 
 
 def look_or_leave():
-    """A deadlock if rank 1 looks before rank 0 has written."""
+    """Deadlock if rank 1 looks before rank 0 has written."""
     if dist.get_rank() == 0:
         return store().set("k", "v")
     return store().check(["k"]) or store().get("never")
 
 
 def written_and_deleted():
-    """A deadlock if the key is gone before rank 1 waits for it."""
+    """Deadlock if the key is deleted before rank 1 waits for it."""
     if dist.get_rank() == 0:
         store().set("k", "v")
         return store().delete_key("k")
@@ -186,7 +186,7 @@ def written_and_deleted():
 
 
 def explored(program, world_size, reduction=True, limit=5000):
-    """(results of the runs that end well, whether some fail, number of runs)."""
+    """Return (results of the runs that end well, whether some fail, number of runs)."""
     search = Exhaustive(reduction=reduction)
     well, failing = set(), False
     while search.advance():
@@ -208,8 +208,8 @@ def explored(program, world_size, reduction=True, limit=5000):
         (count_twice, 3, 90),  # 6! / (2! 2! 2!)
         (count_apart, 5, 1),
         (reduce_twice, 4, 1),
-        (reduce_later, 3, 6),  # user code runs between post and wait: it could see who is there
-        (ask_once, 2, 3),  # the send before the receive, between receive and question, after both
+        (reduce_later, 3, 6),  # user code runs between post and wait: it could see which ranks are there
+        (ask_once, 2, 3),  # the send before the receive, between receive and poll, after both
         (look_or_leave, 2, 2),
     ],
 )
@@ -238,7 +238,7 @@ def test_the_reduction_misses_no_outcome_of_all_schedules(program, world_size):
 
 
 def random_program(seed):
-    """World size and, for each rank, a list of (operation, peer, number)."""
+    """Draw a world size and, for each rank, a list of (operation, peer, number)."""
     draw = random.Random(seed)
     world_size = draw.choice([2, 2, 3])
     code = [[] for _ in range(world_size)]
@@ -261,7 +261,7 @@ def random_program(seed):
 
 
 def interpret(code):
-    """Run one rank's list; return all that the rank has seen."""
+    """Run one rank's list; return everything that the rank has seen."""
     rank = dist.get_rank()
     seen, works, tensors = [], [], []
     for name, peer, number in code[rank]:
@@ -370,7 +370,7 @@ def test_a_failing_schedule_is_reduced_to_the_switch_that_matters():
 
 @pytest.mark.slow
 def test_a_deadlock_of_64_ranks_that_needs_one_order_in_thousands():
-    """The last rank's three bids come before those of 62 others: found by PCT, replayed, reduced to one switch."""
+    """The last rank's three bids come before those of 62 others: PCT finds it, it replays, one switch remains."""
     with get_world("sim").open(64) as ranks:
 
         def run(schedule):
@@ -392,7 +392,7 @@ def test_a_deadlock_of_64_ranks_that_needs_one_order_in_thousands():
 
 
 def shrunk_example(**strategies):
-    """The example that Hypothesis is left with, for a property of the ranks that came first."""
+    """Return Hypothesis' smallest example for a property of the order of arrival."""
     failing = []
 
     @settings(max_examples=300, database=None, phases=[Phase.generate, Phase.shrink], deadline=None)

@@ -1,4 +1,4 @@
-"""On a torch that lacks a name which the simulated world is built on, it says which, and what to do."""
+"""If torch lacks a name that the simulated world needs, the error names it and the cure."""
 
 from __future__ import annotations
 

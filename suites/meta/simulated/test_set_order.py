@@ -1,4 +1,4 @@
-"""Ranks that communicate in the order of a set: warned of on sim, where all of them share one order."""
+"""Ranks that communicate in the order of a set get a warning on sim, where all of them share one order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def a_display():
 
 
 def a_call():
-    for name in set(["first", "second"]):  # noqa: C405 - as a program may have it
+    for name in set(["first", "second"]):  # noqa: C405 - as a program may write it
         reduce(name)
 
 

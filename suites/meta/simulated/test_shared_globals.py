@@ -1,4 +1,4 @@
-"""Simulated ranks share module globals: where a run on processes ends otherwise, the globals are named."""
+"""Simulated ranks share module globals: if a run on processes ends differently, the report names the globals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWINS = [twin for _, _, twin in shared_globals.BROKEN]
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """The programs as a user's module, which is not installed."""
+    """Import the programs as a user's module, which is not installed."""
     folder = tmp_path_factory.mktemp("user")
     shutil.copy(PROGRAMS, folder / "train.py")
     (folder / "train_late.py").write_text("NAME = 'late'\nuses = 0\n")
@@ -108,7 +108,7 @@ def test_two_globals_that_take_each_other_are_named_together(worlds):
 
 
 def test_with_globals_of_its_own_a_rank_trains_a_global_model_as_a_process_does(train, worlds):
-    """What DDP reduces on the way is the rank's own; the one model is as it was afterwards."""
+    """DDP's gradients on the way are the rank's own; the single model is unchanged afterwards."""
     weights = [parameter.detach().clone() for parameter in train.deep.parameters()]
     with own_globals() as observer:
         on_sim = worlds[0].run(train.trained_by_ddp, world_size=2)

@@ -1,4 +1,4 @@
-"""A tensor that simulated ranks share and change is told of; what they only read, or have for themselves, is not."""
+"""A tensor that simulated ranks share and change causes a warning; tensors that they only read or own do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdlcheck.worlds import get_world
 
 
 def run(program, world_size=2):
-    """What is warned of in a run."""
+    """Return the warnings of a run."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         get_world("sim").run(program, world_size=world_size)

@@ -1,4 +1,4 @@
-"""The simulated world: torch.distributed as it is on real backends, and exact verdicts where ranks do not fit."""
+"""The simulated world: torch.distributed as on real backends, and exact verdicts if ranks do not match."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_frames_of_a_rank_are_the_programs_alone(sim):
         return list(user_frames())
 
     (frames,) = sim.run(lambda: [frame.f_code.co_name for frame in inner()], world_size=1)
-    assert [name for name in frames if name != "<listcomp>"] == ["inner", "<lambda>"]  # of which Python 3.12 has none
+    assert [name for name in frames if name != "<listcomp>"] == ["inner", "<lambda>"]  # Python 3.12 has no such frames
 
 
 def test_the_first_cause_is_raised_and_the_others_are_told(sim):
@@ -249,7 +249,7 @@ def test_ranks_end_with_the_block_that_opened_them(sim):
 
 
 def arrival_order():
-    """Depends on the schedule: who is received first."""
+    """Return the order of arrival, which depends on the schedule."""
     if dist.get_rank():
         dist.send(torch.zeros(1), 0)
         return None
@@ -298,7 +298,7 @@ def test_a_seed_of_a_rank_is_not_for_the_devices_whose_streams_are_the_controlle
 
 
 def test_the_second_of_two_normal_numbers_outlives_the_turn_in_which_it_was_drawn(sim):
-    """Python and numpy draw two at a time and keep one for the next call."""
+    """Python and numpy draw two numbers at a time and keep one for the next call."""
 
     def draws(meet):
         np.random.seed(dist.get_rank())
@@ -340,7 +340,7 @@ def test_arguments_are_copied_for_every_rank(sim):
 
 
 def test_a_hundred_runs_leave_no_thread_and_no_process_group(sim):
-    sim.run(all_reduce, world_size=2)  # whose ranks are kept
+    sim.run(all_reduce, world_size=2)  # the world keeps these ranks
     before = threading.active_count()
     for _ in range(100):
         sim.run(all_reduce, world_size=2)

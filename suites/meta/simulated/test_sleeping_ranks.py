@@ -1,4 +1,4 @@
-"""Simulated ranks that sleep: the others go on meanwhile, and time passes once nobody else can."""
+"""Simulated ranks that sleep: the others run meanwhile, and time passes once no other rank can run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
 def waits_for_a_file(path, by_name=False):
-    """Rank 1 waits for what rank 0 writes."""
+    """Wait on rank 1 for a file that rank 0 writes."""
     dist.barrier()
     if dist.get_rank() == 0:
         path.touch()

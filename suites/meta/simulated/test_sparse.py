@@ -1,4 +1,4 @@
-"""Sparse tensors in ``all_reduce`` on simulated ranks; what gloo makes of them is compared in ``parity``."""
+"""Sparse tensors in ``all_reduce`` on simulated ranks; ``parity`` compares the results with gloo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..needs_mpi import needs_mpi
 
 
 def sum_of_sparse_tensors(early):
-    """``early`` is what is done with the tensor while it is being summed."""
+    """Sum sparse tensors; ``early`` is called with the tensor while the sum is pending."""
     place = dist.get_rank()
     x = torch.sparse_coo_tensor([[place, 2]], [1.0, 2.0], (3,))
     work = dist.all_reduce(x, async_op=True)
@@ -50,7 +50,7 @@ def test_a_sparse_and_a_dense_tensor_do_not_fit_together():
 
 
 def test_indices_count_as_bytes_too():
-    """Two places of 8 bytes and two values of 4, as if ranks of other numbers of places sent that many."""
+    """A rank sends its two indices of 8 bytes and two values of 4; other ranks may send other numbers of them."""
     world = get_world("sim")
     world.run(sum_of_sparse_tensors, len, world_size=2)
     assert [world.traffic.sent_bytes(rank) for rank in range(2)] == [2 * (8 + 4)] * 2
@@ -64,7 +64,7 @@ def look_two_rows_up(rows):
 
 
 def test_a_table_costs_the_rows_that_were_looked_up():
-    """Ten rows or a million: two places, their rows and a buffer of flags."""
+    """The cost of ten rows and of a million is equal: two indices, their rows and a buffer of flags."""
     sent = []
     for rows in (10, 1_000_000):
         world = get_world("sim")

@@ -25,7 +25,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def all_kinds():
-    """Computation beside a collective, messages in both directions, a rank that is last."""
+    """Compute beside a collective, send messages in both directions, and let one rank be last."""
     rank, n = dist.get_rank(), dist.get_world_size()
     work = dist.all_reduce(torch.ones(1000), async_op=True)
     compute(1e-3 * (rank + 1))
@@ -256,7 +256,7 @@ def test_a_session_draws_every_test_of_simulated_ranks(pytester):
     assert next(last.iter(f"{SVG}text")).text == "4 ranks, 1 steps"
 
 
-# in this process, and where the project is installed in place, pytest finds its files imported already
+# an inner run in this process finds the files of a project that is installed in place already imported
 ERRORS = ("-W", "error", "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
 
 OF_ODD_NAMES = """
@@ -277,7 +277,7 @@ def test_each_test_has_a_picture_of_its_own_whatever_it_is_called(pytester):
 def test_a_picture_that_cannot_be_written_is_a_warning(pytester):
     pytester.makepyfile(test_it=TESTS)
     name = "test_it.py-test_controller-sim.json"
-    (pytester.path / "pictures" / name).mkdir(parents=True)  # where the file is to be
+    (pytester.path / "pictures" / name).mkdir(parents=True)  # blocks the path of the file
     result = pytester.runpytest_inprocess("--timeline", "pictures", "-k", "controller or ring", *ERRORS)
     result.assert_outcomes(passed=1, failed=1, deselected=3, warnings=1)
     result.stdout.fnmatch_lines(

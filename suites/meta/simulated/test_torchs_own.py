@@ -1,4 +1,4 @@
-"""What torch keeps for the whole process is a rank's own on simulated ranks: state dicts, context managers, hooks."""
+"""State that torch keeps for the whole process is per-rank on simulated ranks: state dicts, context managers, hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import get_world
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own older names
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about its own older names
 
 
 def made(*, wrap):

@@ -1,4 +1,4 @@
-"""What a run sends, byte by byte; and that the primitives send what their docstrings say."""
+"""The messages of a run, byte by byte; primitives send what their docstrings state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def traffic_of(program, *args, world_size, **options):
 
 
 def table(traffic, op=None):
-    """``{(src, dst): (messages, bytes)}``."""
+    """Return ``{(src, dst): (messages, bytes)}``."""
     flows = {}
     for (src, dst, name), (messages, nbytes) in traffic.flows.items():
         if op in (None, name):

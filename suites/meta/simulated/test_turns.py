@@ -1,4 +1,4 @@
-"""The first operation of a turn needs no choice of its own: schedules that are not asked there reach the same ends."""
+"""The first operation of a turn needs no separate choice: schedules without one there reach the same ends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pdlcheck.worlds.simulated.schedules.exhaustive import Exhaustive
 
 
 class OncePerTurn(Exhaustive):
-    """Every schedule that is not asked before the first operation of a turn."""
+    """All schedules that make no choice before the first operation of a turn."""
 
     every_post = False
 
 
 def two_messages_of_one_rank_and_one_of_another():
-    """An asynchronous message, and then another operation in the same turn."""
+    """Send an asynchronous message, and then do another operation in the same turn."""
     if dist.get_rank() == 0:
         works = [dist.isend(torch.tensor([float(i)]), 2) for i in (1, 2)]
         for work in works:
@@ -52,7 +52,7 @@ def a_question_and_then_a_message():
 
 
 def messages_between_two_losses():
-    """Rank 0 is killed at its second operation; rank 1 may have been served by then or not."""
+    """Send between two losses: rank 0 is killed at its second operation, before or after rank 1 was served."""
     if dist.get_rank() == 0:
         dist.isend(torch.tensor([1.0]), 2)
         dist.barrier()
@@ -74,7 +74,7 @@ def _in_the_order_they_come(count):
 
 
 def ends_of(search, program, faults=()):
-    """What rank 2 can have in the end."""
+    """Return all values that rank 2 can have in the end."""
     ends = set()
     while search.advance():
         try:

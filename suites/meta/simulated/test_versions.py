@@ -1,4 +1,4 @@
-"""Where torch copies results into a tensor, its version counts: autograd refuses to go on with what it held before."""
+"""When results are copied into a tensor, its version increases: autograd refuses to use its saved value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdlcheck.worlds import get_world
 
 
 def outputs_that_autograd_has_saved():
-    """Which calls make a backward pass raise that needs what the outputs held before."""
+    """Return for each call whether it makes a backward pass raise that needs the outputs' old values."""
     told = {}
 
     def overwrite(name, call, *outputs):
@@ -45,7 +45,7 @@ def outputs_that_autograd_has_saved():
     return told
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of names
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # about renamed names
 def test_autograd_sees_what_it_sees_on_gloo():
     simulated, real = (get_world(name).run(outputs_that_autograd_has_saved, world_size=4) for name in ("sim", "gloo"))
     assert simulated == real

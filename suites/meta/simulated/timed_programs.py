@@ -9,7 +9,7 @@ from pdlcheck.clock import compute
 
 
 def gpipe(microbatches, seconds, nbytes=4):
-    """All forwards, then all backwards; a backward takes twice as long. Blocking messages of so many bytes."""
+    """Run all forwards, then all backwards, which take twice as long, with blocking messages of ``nbytes``."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     x = torch.zeros(nbytes // 4)
     for _ in range(microbatches):
@@ -27,7 +27,7 @@ def gpipe(microbatches, seconds, nbytes=4):
 
 
 def one_f_one_b(microbatches, seconds):
-    """Some forwards to fill the pipeline, then a forward and a backward in turn, then the backwards that are left."""
+    """Run some forwards to fill the pipeline, then forwards and backwards in turn, then the remaining backwards."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     x, sends = torch.zeros(1), []
 
@@ -58,9 +58,10 @@ def one_f_one_b(microbatches, seconds):
 
 
 def train_ddp_of_layers(layers, seconds, width=512):
-    """Two steps of torch's DDP; a layer's backward takes ``seconds``.
+    """Take two steps of torch's DDP; a layer's backward takes ``seconds``.
 
-    DDP reduces all gradients at once in its first step, and in the second, by layer: a weight is one bucket of 1 MiB.
+    DDP reduces all gradients at once in its first step. In the second step it reduces by layer: a weight is one bucket
+    of 1 MiB.
     """
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
@@ -72,7 +73,7 @@ def train_ddp_of_layers(layers, seconds, width=512):
 
 
 def exchange(microseconds, sizes, calls):
-    """What ``test_clock`` draws: in each call this rank computes, then posts operations or waits for all so far."""
+    """Run the calls that ``test_clock`` draws: in each call compute, then post operations or wait for all so far."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     pending, kept = [], []
     for number, (call, size, waits) in enumerate(zip(calls, sizes, microseconds, strict=True)):

@@ -1,4 +1,7 @@
-"""The arguments of each simulated rank, copied as if they had been sent: no rank sees another rank's changes to them."""
+"""The arguments of each simulated rank, copied as if they had been sent.
+
+No rank sees what another rank does to its arguments.
+"""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def seed_present(seed: int) -> None:
 def of_controller() -> Iterator[None]:
     """Let devices that are first used in the block start from the seed of the rank that runs.
 
-    Afterwards the controller's streams are where they were. If a device was first used in the block, they start where
-    the controller's calls of torch placed them.
+    Afterwards the controller's streams are where they were. If a device was first used in the block, they start from
+    the seeds that the controller has given to torch.
     """
     own = DeviceStreams(torch.initial_seed())
     if in_use():

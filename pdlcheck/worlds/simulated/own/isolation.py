@@ -259,7 +259,10 @@ class RankState:
             _change(self._changed)
 
     def _take_environment(self) -> None:
-        """Save the changes that the rank's code has made, and undo them. The launcher's variables are set for each turn."""
+        """Save and undo the changes that the rank's code has made.
+
+        The launcher's variables are set for each turn.
+        """
         if _variables == self._plain:
             if self._changed:
                 self._changed = {}

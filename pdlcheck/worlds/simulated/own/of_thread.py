@@ -1,7 +1,8 @@
-"""The settings that Python and torch keep by thread. Ranks start with the controller's, as processes with its files would.
+"""The settings that Python and torch keep by thread. Ranks start with the controller's settings.
 
-These are: the default dtype, grad mode, the default device, the torch-function modes that are entered, and context
-variables (numpy's error handling, decimal's precision, and others).
+Processes that import the controller's files would start with them too. These are: the default dtype, grad mode, the
+default device, the torch-function modes that are entered, and context variables (numpy's error handling, decimal's
+precision, and others).
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ class _Target:
         return changes
 
     def _is_patch(self, name: str, value: Any) -> bool:
-        """Return whether a changed attribute is a patch. A submodule that a rank has imported is none: all ranks have it."""
+        """Return whether a changed attribute is a patch.
+
+        A submodule that a rank has imported is none: all ranks have it.
+        """
         both = (self.contents.get(name, _ABSENT), value)
         if name in _PYTHONS or any(type(one) is ModuleType for one in both):
             return False
@@ -177,7 +180,7 @@ def _classes() -> Iterator[type]:
 
 
 def _place_of_version(held: object, kind: type, change: Callable[[], object], use: Callable[[], object]) -> int | None:
-    """Return where an object keeps its version: the offset of the one word that each change changes; None if unknown."""
+    """Return the offset of an object's version: the one word that each change changes; None if it is not found."""
     found = []
     for _ in range(3):
         use()

@@ -1,4 +1,7 @@
-"""The profiler of torch, of which a process has one: a second rank that started it beside the first would end the process."""
+"""The profiler of torch, of which a process has one.
+
+A second rank that started it beside the first would end the process.
+"""
 
 from __future__ import annotations
 

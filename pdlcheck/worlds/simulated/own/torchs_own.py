@@ -1,4 +1,4 @@
-"""State of torch's own context managers and global hooks, which torch keeps for the whole process: each rank has its own.
+"""State that torch's context managers and global hooks keep for the whole process: each rank has its own.
 
 ``loss_parallel`` puts its operators into the table of all DTensors. ``enable_wrap`` and FSDP's profiler refuse to be
 entered twice. ``CommDebugMode`` and ``FlopCounterMode`` record every module's call. A rank that communicates inside one
@@ -133,7 +133,10 @@ def _has_changed() -> bool:
 
 
 def _look() -> None:
-    """Find the places in modules that were imported meanwhile. A rank may already be inside one of their context managers."""
+    """Find the places in modules that were imported meanwhile.
+
+    A rank may already be inside one of their context managers.
+    """
     global _everybodys, _modules
     found = _present
     _modules = len(sys.modules)

@@ -1,1 +1,1 @@
-"""Module globals of its own for each simulated rank."""
+"""Module globals that each simulated rank has for itself."""

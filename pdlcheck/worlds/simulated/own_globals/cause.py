@@ -1,7 +1,8 @@
-"""Which module globals make a simulated run differ from one on processes.
+"""The search for the module globals that make a simulated run differ from one on processes.
 
-Found by experiment. The run is repeated with globals of its own for each rank: if it then ends as on processes, sharing
-them is the cause. Then with one of the changed ones at a time: those that suffice are named.
+The search is an experiment. It repeats the run with globals of its own for each rank. If the run then ends as on
+processes, sharing the globals is the cause. It then separates only one of the changed globals at a time, and names
+those that suffice.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ __all__ = ["Finding", "Separate", "find_cause", "find_modules", "told"]
 
 Separate = Callable[[], AbstractContextManager[None]]
 
-_AT_MOST = 12  # globals that are tried one at a time
-_FOR_S = 20.0  # and for so long
+_AT_MOST = 12  # the largest number of globals that are tried one at a time
+_FOR_S = 20.0  # the time limit of these trials
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the experiments say.
+    """The result of the experiments.
 
     Args:
-        cause: ``globals``, ``other`` (with globals of its own for each rank the run still differs) or ``before``
-            (with globals as they were at the beginning it does not differ: something has changed them before).
+        cause: ``globals``; ``other``, if the run still differs with globals of its own for each rank; or ``before``, if
+            it does not differ with globals as they were at the beginning: something has changed them before the run.
         blamed: the globals whose sharing makes the difference; empty unless the cause is ``globals``.
-        alone: one of them alone does; else it takes them together.
-        like: what the run with globals of its own for each rank gave.
-        modules: what ``own_globals`` must name to make it so in every run; empty if that is not known to be enough.
+        alone: True if one of them alone suffices, False if they are needed together.
+        like: the result of the run with globals of its own for each rank.
+        modules: the modules that ``own_globals`` must name to get this result in every run; empty if they are not known
+            to suffice.
     """
 
     cause: str
@@ -48,7 +50,7 @@ class Finding:
 
     @property
     def shared(self) -> str:
-        """What the ones to blame are: ``module globals``, ``closures``, or both."""
+        """Return what the blamed objects are: ``module globals``, ``closures``, or both."""
         enclosed = {"'s " in change.path for change in self.blamed}
         return {(True,): "closures", (False, True): "module globals and closures"}.get(
             tuple(sorted(enclosed)), "module globals"
@@ -56,19 +58,19 @@ class Finding:
 
     @property
     def by_the_caller(self) -> bool:
-        """Whether the code that calls ``world.run`` has changed one of them itself."""
+        """Return whether the code that calls ``world.run`` has changed one of them itself."""
         return any(CONTROLLER in change.ranks for change in self.blamed)
 
 
 def find_cause(
     run: Callable[[Separate], Any], as_on_processes: Callable[[Any], bool], start: UserState, function: Any = None
 ) -> Finding:
-    """Repeat ``run`` from the same beginning, and leave the user's modules as they are now.
+    """Repeat ``run`` from the same beginning to find the cause. The user's modules end as they are now.
 
     Args:
-        run: runs once on simulated ranks and says how it ended; it does not raise. It is given a context manager for
-            what is to be done with globals of its own for each rank.
-        as_on_processes: true of what ``run`` says if processes end so.
+        run: runs once on simulated ranks and returns how the run ended; does not raise. Its argument returns a context
+            manager, inside which each rank has globals of its own.
+        as_on_processes: returns whether a result of ``run`` is how processes end.
         start: what the modules held before the run.
         function: see :class:`UserState`.
     """
@@ -107,13 +109,15 @@ def find_modules(
     start: UserState,
     candidates: Sequence[str] = (),
 ) -> Finding:
-    """What :func:`find_cause` has found, with the modules that ``own_globals`` must name to make it so in every run.
+    """Return the finding with the modules that ``own_globals`` must name, so that every run ends as on processes.
 
     Args:
-        finding: of :func:`find_cause`.
-        run: runs once on simulated ranks with ``own_globals`` of these modules and says how it ended.
-        as_on_processes, start: see :func:`find_cause`.
-        candidates: the modules to try where its experiment, which leaves out what fixtures do, found nothing.
+        finding: the result of :func:`find_cause`.
+        run: runs once on simulated ranks with ``own_globals`` of these modules and returns how the run ended.
+        as_on_processes: see :func:`find_cause`.
+        start: see :func:`find_cause`.
+        candidates: the modules to try if the experiment of :func:`find_cause` found nothing. That experiment leaves out
+            what fixtures do.
     """
     now = UserState()
 
@@ -138,7 +142,7 @@ def find_modules(
 def _few(
     names: Sequence[str], holds: Callable[[Sequence[str]], bool], until: float, others: Sequence[str] = ()
 ) -> Sequence[str]:
-    """The names that it takes beside the others, found by halving; more of them where time has run out."""
+    """Return the names that are needed beside ``others``, found by halving; more than needed if time runs out."""
     if len(names) < 2 or time.monotonic() > until:
         return names
     left, right = names[: len(names) // 2], names[len(names) // 2 :]
@@ -150,7 +154,11 @@ def _few(
 
 
 def _blame(changes: Sequence[Change], differs: Callable[[Set[str]], bool]) -> tuple[list[Change], bool]:
-    """Those that alone, with a value of its own for each rank, end the run as on processes; else those it needs."""
+    """Return the changes to blame, and whether one of them alone suffices.
+
+    A change alone suffices if the run ends as on processes when only its value is separate for each rank. If none
+    suffices, return all changes that are needed together.
+    """
     until = time.monotonic() + _FOR_S
     few = changes[:_AT_MOST]
     if len(changes) == 1:
@@ -163,7 +171,7 @@ def _blame(changes: Sequence[Change], differs: Callable[[Set[str]], bool]) -> tu
 
 
 def told(finding: Finding) -> list[str]:
-    """One line for each of the globals to blame: ``train.cache  dict, changed by ranks 0 and 1, train.py:12``."""
+    """Return one line for each blamed global: ``train.cache  dict, changed by ranks 0 and 1, train.py:12``."""
     width = max((len(change.path) for change in finding.blamed), default=0)
     lines = []
     for change in finding.blamed:
@@ -174,13 +182,13 @@ def told(finding: Finding) -> list[str]:
 
 
 def _modules_of(finding: Finding) -> list[str]:
-    """The modules in which the globals to blame are."""
+    """Return the modules that hold the blamed globals."""
     paths = [change.path for change in finding.blamed if "'s " not in change.path]
     return sorted({name for path in paths if (name := _split(path)[0])})
 
 
 def _split(path: str) -> tuple[str, list[str]]:
-    """The module of a path, and the names below it."""
+    """Return the module of a path, and the names below it."""
     parts = path.split("(")[0].split("'s ")[0].split(".")
     for length in range(len(parts), 0, -1):
         if (name := ".".join(parts[:length])) in sys.modules:
@@ -197,7 +205,10 @@ def _by(ranks: Sequence[int]) -> str:
 
 
 def _place(path: str) -> str:
-    """``file:line`` of the first line in a function of its module that sets it, else that mentions it."""
+    """Return ``file:line`` of the first line, in a function of the path's module, that sets the global.
+
+    If no line sets it, return the first one that mentions it.
+    """
     name, names = _split(path)
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)

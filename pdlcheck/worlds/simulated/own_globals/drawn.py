@@ -1,4 +1,7 @@
-"""Functions that use what their file drew unseeded when it was imported: simulated ranks share it, processes do not."""
+"""The warning of functions that use unseeded random values of their file, drawn when the file was imported.
+
+Simulated ranks share these values; processes do not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _told: set[tuple[str, tuple[str, ...]]] = set()
 
 
 def warning_of(fn: Callable[..., Any]) -> UnseededImportWarning | None:
-    """Return what to warn of before simulated ranks call ``fn``, once for each file and the globals of it."""
+    """Return the warning that is due before simulated ranks call ``fn``, once for each file and its globals; None without one."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     function = fn.__func__ if isinstance(fn, MethodType) else fn
@@ -42,7 +45,7 @@ def warning_of(fn: Callable[..., Any]) -> UnseededImportWarning | None:
 
 
 def _used(function: FunctionType, seen: set[FunctionType]) -> Iterator[str]:
-    """The globals with numbers in them that the function uses, and those of functions of its file that it calls."""
+    """Yield the globals with numbers in them that the function uses, and those of the functions of its file that it calls."""
     for name in _loaded(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, _OF_NUMBERS):

@@ -1,8 +1,8 @@
-"""Globals that a module makes of a launcher's variables when it is imported, as ``RANK = int(os.environ["RANK"])``.
+"""Globals that a module computes from a launcher's variables at import, such as ``RANK = int(os.environ["RANK"])``.
 
 A process imports the module with its own rank in the environment. Simulated ranks share what the controller imported,
-for which no rank is set, and so a program that takes itself to be alone then passes for the wrong reason. What such a
-module holds cannot be made anew for each rank without importing it again, so its user is told.
+where no rank is set. A program that takes itself to be alone then passes for the wrong reason. The globals of such a
+module cannot be made anew for each rank without a second import, so the user gets a warning.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _READERS = ("environ", "getenv")
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _known: dict[tuple[str, str], tuple[EarlyRead, ...]] = {}  # by name of the module and file
 _told: set[EarlyRead] = set()
-_looked_at = 0  # so many modules were imported when all that there was had been told
+_looked_at = 0  # the number of imported modules when all early reads had been reported
 
 
 @dataclass(frozen=True)
 class EarlyRead:
-    """``name``, of a module's globals, is made of ``variable`` at ``place``, and functions of the module use it."""
+    """A module global ``name`` that is made of ``variable`` at ``place``, and that functions of the module use."""
 
     name: str
     variable: str
@@ -41,12 +41,12 @@ class EarlyRead:
 
 
 def early_reads() -> list[EarlyRead]:
-    """Those of all modules of the user's that are imported."""
+    """Return the early reads of all imported modules of the user's."""
     return [one for name, module in user_modules().items() for one in _of_module(name, module)]
 
 
 def not_told_yet() -> list[EarlyRead]:
-    """The same, each once in the life of this process."""
+    """Return the early reads that this process has not reported yet."""
     global _looked_at
     if _looked_at == len(sys.modules):
         return []
@@ -72,7 +72,7 @@ def _of_file(module: str, file: str) -> Iterator[EarlyRead]:
             return
         tree = ast.parse(source)
         used = frozenset(_globals_of_functions(compile(tree, file, "exec", dont_inherit=True)))
-    except (OSError, ValueError, SyntaxError, RecursionError):  # no file of Python's, or not as it was imported
+    except (OSError, ValueError, SyntaxError, RecursionError):  # not a Python file, or changed since its import
         return
     made = {name for statement in _statements(tree.body) for name in _targets(statement)}
     for statement in _statements(tree.body):
@@ -82,7 +82,10 @@ def _of_file(module: str, file: str) -> Iterator[EarlyRead]:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """What runs when a module is imported, that in its branches and loops too, but not in a script's own part."""
+    """Yield the statements that run when a module is imported, also in its branches and loops.
+
+    The part of a script below ``if __name__ == "__main__"`` is left out.
+    """
     for statement in body:
         if isinstance(statement, ast.If) and "__name__" in {getattr(n, "id", "") for n in ast.walk(statement.test)}:
             continue
@@ -93,7 +96,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _targets(statement: ast.stmt) -> Iterator[str]:
-    """The names that an assignment makes."""
+    """Yield the names that an assignment defines."""
     targets: list[ast.expr] = []
     if isinstance(statement, ast.Assign):
         targets = statement.targets
@@ -104,9 +107,10 @@ def _targets(statement: ast.stmt) -> Iterator[str]:
 
 
 def _made_of(statement: ast.stmt, made: set[str]) -> Iterator[tuple[str, ast.expr]]:
-    """Names, and what a value of theirs is computed from.
+    """Yield names, each with an expression that its value is computed from.
 
-    That is what is assigned to them, or, where an object is told, as a parser is, a named argument.
+    The expression is the assigned value, or a keyword argument of a method that is called on the object, for example on
+    a parser.
     """
     if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
         for name in _targets(statement):
@@ -119,7 +123,7 @@ def _made_of(statement: ast.stmt, made: set[str]) -> Iterator[tuple[str, ast.exp
 
 
 def _variable_read(value: ast.expr) -> str:
-    """The variable of a launcher that is read in it at once; empty if none is."""
+    """Return the launcher's variable that the expression reads at once; empty if it reads none."""
     found = list(_at_once(value))
     reads = any(getattr(node, "id", getattr(node, "attr", "")) in _READERS for node in found)
     names = [node.value for node in found if isinstance(node, ast.Constant) and node.value in _VARIABLES]
@@ -134,7 +138,7 @@ def _at_once(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _globals_of_functions(code: CodeType) -> Iterator[str]:
-    """The names that functions of a module, its methods too, look up in its globals."""
+    """Yield the names that the functions of a module, including its methods, look up in its globals."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from (i.argval for i in dis.get_instructions(inner) if i.opname == "LOAD_GLOBAL")

@@ -1,8 +1,8 @@
-"""What the user's modules keep between calls: each object that can change, read and put back piece by piece.
+"""The state that the user's modules keep between calls: each object that can change, read and restored piece by piece.
 
 A holder is a namespace (module, class, instance, function attributes), a container or a closure's cell. Its contents
-are exchanged in place, so whoever refers to it sees them. What cannot be exchanged in place (tensors, arrays, caches,
-generators of random numbers) is a leaf: it is copied, and the copy put where the holders had it.
+are exchanged in place, so every reference to it sees them. Objects that cannot be exchanged in place (tensors, arrays,
+caches, generators of random numbers) are leaves. A leaf is copied, and the copy is put where the holders had the leaf.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ __all__ = [
     "user_modules",
 ]
 
-MANY = 20_000  # objects that are looked at
-LONG = 10_000  # items, above which a container is left alone
-LARGE = 2**24  # bytes, above which a tensor or array is left alone
+MANY = 20_000  # the largest number of objects that are examined
+LONG = 10_000  # items; a longer container is left alone
+LARGE = 2**24  # bytes; a larger tensor or array is left alone
 
 _HERE = str(Path(__file__).parents[3]) + os.sep
 _STDLIB = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_OPEN = (nn.Module, torch.optim.Optimizer, SimpleNamespace, Namespace)  # instances of others' classes that are walked
+_OPEN = (nn.Module, torch.optim.Optimizer, SimpleNamespace, Namespace)  # not the user's, but instances are walked
 _CONTAINERS = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict")
 _TENSORS = (torch.Tensor, nn.Parameter)
 _IMMUTABLE = (bool, bytes, complex, float, int, str, tuple, frozenset)
 
-Contents = list[dict[str, Any]]  # of holders, one after the other
+Contents = list[dict[str, Any]]  # the contents of a list of holders
 
 
 def user_modules() -> dict[str, ModuleType]:
-    """The imported modules that are neither installed nor the standard library's, by name."""
+    """Return the imported modules that are neither installed nor in the standard library, by name."""
     return {
         name: module
         for name, module in list(sys.modules.items())
@@ -72,7 +72,7 @@ def _is_users(name: str, file: str | None) -> bool:
 
 
 def is_installed(path: str) -> bool:
-    """Is this a file of an installed package?"""
+    """Return whether the path is a file of an installed package."""
     return any(folder in path for folder in _INSTALLED)
 
 
@@ -80,13 +80,13 @@ class Holder:
     """One object whose contents are exchanged.
 
     Args:
-        path: what a person calls it: ``train.cache``.
-        read: its contents by name; a container has the one name ``""``.
-        parts: the objects in it, and quickly: as long as they are the same ones, so are its contents.
-        put: give a name a value.
-        drop: take a name away.
-        nested: the name belongs to the path.
-        kind: what the path as a whole is, where the name does not belong to it: ``dict``.
+        path: its name in reports: ``train.cache``.
+        read: returns its contents by name; a container has the one name ``""``.
+        parts: returns the objects in it, and quickly: while these are the same objects, the contents are the same.
+        put: gives a name a value.
+        drop: removes a name.
+        nested: the names belong to the path.
+        kind: the type of the whole object, for example ``dict``, if the names do not belong to the path.
         namespace: the dict in which an object or function has its attributes; most functions have none.
     """
 
@@ -108,16 +108,16 @@ class Holder:
 
     @property
     def inside(self) -> str:
-        """The kind of an object whose parts have no paths of their own; those of a container may have."""
+        """Return the kind of an object whose parts have no paths of their own; empty for a container, whose parts may have."""
         return self.kind if self.kind not in _CONTAINERS else ""
 
     def path(self, name: str) -> str:
-        """What a person calls this part of it."""
+        """Return the name of this part in reports."""
         return f"{self._path}.{name}".lstrip(".") if self._nested else self._path
 
 
 def modules_holder() -> Holder:
-    """The imported modules themselves: one that a rank imports is not there for the others."""
+    """Return the holder of the imported modules. A module that a rank imports is absent on other ranks."""
     parts = lambda: tuple(sys.modules.values())  # noqa: E731
     return Holder("", user_modules, parts, sys.modules.__setitem__, sys.modules.__delitem__)
 
@@ -130,14 +130,14 @@ def find_holders(
     classes: Container[str] | None = None,
     many: int = MANY,
 ) -> list[Holder]:
-    """The holders that can be reached from the roots.
+    """Return the holders that can be reached from the roots.
 
     Args:
-        roots: objects by what a person calls them.
-        modules: the user's.
-        seen: what has been looked at before, by id; grows.
+        roots: objects by their names in reports.
+        modules: the user's modules.
+        seen: the objects that were examined before, by id. It is extended.
         classes: names of the modules whose classes have instances that are walked; default: ``modules``.
-        many: objects that are looked at.
+        many: the largest number of objects that are examined.
     """
     classes = modules if classes is None else classes
     holders: list[Holder] = []
@@ -190,12 +190,15 @@ def _holders_of(
 
 
 def _is(value: Any, kinds: Any) -> bool:
-    """As ``isinstance``, which asks an object that stands for another one for its class, and has it made or warn."""
+    """Return whether ``value`` is an instance of ``kinds``, without reading ``value.__class__``.
+
+    ``isinstance`` reads it, and a proxy may then make its object, or warn.
+    """
     return issubclass(type(value), kinds)
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What is reached through an object that does not itself change."""
+    """Yield the parts that are reached through an object that does not change itself, with their paths."""
     if _is(value, FunctionType):
         code = value.__code__
         names = code.co_varnames[: code.co_argcount][::-1]
@@ -222,12 +225,12 @@ def _visible(names: Any) -> dict[str, Any]:
 
 
 def _special_methods(names: Any) -> dict[str, Any]:
-    """Those of a class, such as ``__init__``, which a rank may have exchanged."""
+    """Return the special methods of a class, such as ``__init__``, which a rank may have replaced."""
     return {name: value for name, value in list(names.items()) if type(value) is FunctionType and _is_reserved(name)}
 
 
 def _is_reserved(name: str) -> bool:
-    """A name of Python's own, or of what rewrites a test file; ``__rank`` is a user's."""
+    """Return whether a name is Python's own, or from a tool that rewrites test files. A name such as ``__rank`` is a user's."""
     return name.startswith(("_abc_", "@")) or (name.startswith("__") and name.endswith("__"))
 
 
@@ -240,7 +243,7 @@ def _parts_of_dict(value: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def _refill(value: Any, items: tuple[Any, ...]) -> None:
-    """By the methods of the built-in types: a subclass may count or refuse."""
+    """Replace the contents by the methods of the built-in types, because a subclass may count or refuse."""
     if isinstance(value, list):
         list.__setitem__(value, slice(None), items)
     elif isinstance(value, dict):
@@ -257,18 +260,18 @@ def _refill(value: Any, items: tuple[Any, ...]) -> None:
 
 
 def _keep(name: str) -> None:
-    """A container is never without contents."""
+    """Do nothing, because a container is never without contents."""
 
 
 def _of_cell(cell: CellType) -> dict[str, Any]:
     try:
         return {"cell_contents": cell.cell_contents}
-    except ValueError:  # not bound yet
+    except ValueError:  # the cell is empty
         return {}
 
 
 def own_leaves(contents: Contents) -> Contents:
-    """The same contents of holders with copies of the leaves."""
+    """Return the same contents of holders with copies of the leaves."""
     copies: dict[int, Any] = {}
 
     def copied(value: Any) -> Any:
@@ -284,7 +287,7 @@ def own_leaves(contents: Contents) -> Contents:
 
 
 def identical(one: Any, other: Any) -> bool:
-    """One object, or plain values that nobody can tell apart."""
+    """Return whether both are one object, or plain values without a visible difference."""
     if one is other:
         return True
     if type(one) is not type(other) or not isinstance(one, _IMMUTABLE):
@@ -295,7 +298,7 @@ def identical(one: Any, other: Any) -> bool:
 
 
 def copy_leaf(value: Any) -> Any:
-    """A copy of a leaf as it is now, a cache empty; anything else itself."""
+    """Return a copy of a leaf as it is now, and of a cache without its entries. Return anything else itself."""
     if type(value) in _TENSORS:
         return _copy_tensor(value) if value.numel() * value.element_size() <= LARGE else value
     if type(value) is np.ndarray:
@@ -325,7 +328,7 @@ def _bits(tensor: torch.Tensor) -> bytes:
 
 
 def leaf_value(value: Any) -> Any:
-    """What two equal leaves have in common; None for anything that is no leaf."""
+    """Return a value that two equal leaves have in common; None for an object that is not a leaf."""
     if type(value) in _TENSORS:
         if value.is_meta or value.numel() * value.element_size() > LARGE:
             return None

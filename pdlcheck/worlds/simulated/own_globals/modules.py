@@ -1,9 +1,9 @@
-"""Modules whose globals each simulated rank has for itself, as a process would: what ``own_globals`` of a world names.
+"""Modules whose globals each simulated rank has for itself, as a process has: those that a world's ``own_globals`` names.
 
-Code that keeps its groups there, as Megatron's ``parallel_state`` and what follows its example, runs on simulated ranks
-by that. What the modules hold (``holders.py`` in this folder) is the controller's while no rank runs. When a rank has
-its turn, what differs for it is put there, and taken away again when the turn ends; to find out what differs takes time
-in proportion to all that they hold, about 50 ns a name.
+Code that keeps its groups there, such as Megatron's ``parallel_state`` and similar modules, can then run on simulated
+ranks. The modules hold the controller's contents while no rank runs (``holders.py`` in this folder). When a rank gets
+its turn, its differences are put there, and they are taken away when the turn ends. Finding the differences takes time
+in proportion to the contents of the modules, about 50 ns a name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pdlcheck.worlds.simulated.own_globals.holders import Holder, find_holders, 
 
 __all__ = ["OwnModules", "known_own_globals"]
 
-# where public libraries keep what a process has one of, its rank, groups or configuration, without much beside it
+# modules in which public libraries keep what a process has once (rank, groups or configuration), and little else
 _KNOWN = (
     "accelerate.state",
     "deepspeed.comm.comm",
@@ -57,18 +57,18 @@ _NOT_COPIED = (FunctionType, ModuleType, Tensor, type)
 
 
 def known_own_globals() -> tuple[str, ...]:
-    """Those of public libraries that a program has imported, whose globals each rank has for itself unasked."""
+    """Return the imported modules of public libraries whose globals each rank has for itself by default."""
     return tuple(name for name in _KNOWN if name in sys.modules)
 
 
 class OwnModules:
-    """Gives ranks globals of their own. They begin with what the controller has, each with tensors of its own.
+    """The globals that ranks have of their own. They start with the controller's, and each rank has its own tensors.
 
     Args:
-        names: of modules and packages. They are imported; a package stands for those of its modules that are imported.
+        names: names of modules and packages, which are imported. A package stands for its modules that are imported.
 
     Raises:
-        ValueError: one cannot be imported.
+        ValueError: a module cannot be imported.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -79,24 +79,27 @@ class OwnModules:
         self._imported = 0
 
     def open(self, ranks: Iterable[RankState]) -> None:
-        """These ranks have their own from here on, and what they had before no longer."""
+        """Give these ranks globals of their own, and discard those that they had before."""
         if self._imported != len(sys.modules) or self._pieces.changed():
             self._look()
         self._owned = []
         for rank in ranks:
             self._owned.append(_Own(self._pieces, self._leaves()))
             others = [own for own in rank.own if not isinstance(own, _Own)]
-            rank.own = [self._owned[-1], *others]  # first: what a rank patches in a module is taken back before
+            rank.own = [self._owned[-1], *others]  # first, so a rank's patches of a module are taken back before it
 
     def begin(self) -> None:
-        """A run begins: what the controller has changed since the ranks were opened is its own."""
+        """Start a run. Ranks do not see what the controller has changed since they were opened."""
         for piece in self._pieces.changed():
             before, now = piece.contents, piece.note()
             for own in self._owned:
                 own.differs[piece] = _difference(now, before) | own.differs.get(piece, {})
 
     def result(self, value: Any) -> Any:
-        """On a rank: what it returns, as it is now; a container or object of the modules is another's afterwards."""
+        """Return a rank's result as it is now, with copies of the modules' containers and objects.
+
+        After the turn, these hold another rank's contents.
+        """
         return tree_map(self._as_it_is, value)
 
     def _as_it_is(self, value: Any) -> Any:
@@ -120,13 +123,13 @@ class OwnModules:
         ]
 
     def _leaves(self) -> dict[_Piece, dict[str, Any]]:
-        """Copies of all leaves as they are now."""
+        """Return copies of all leaves as they are now."""
         copies = own_leaves([piece.contents for piece in self._with_leaves])
         return {piece: _difference(piece.contents, own) for piece, own in zip(self._with_leaves, copies, strict=True)}
 
 
 class _Piece:
-    """A holder, and what it holds while the controller runs."""
+    """A holder, with its contents while the controller runs."""
 
     __slots__ = ("_parts", "contents", "holder")
 
@@ -135,18 +138,18 @@ class _Piece:
         self.note()
 
     def note(self) -> dict[str, Any]:
-        """What it holds now is the controller's."""
+        """Record the present contents as the controller's, and return them."""
         self.contents = self.holder.read()
         self._parts = self.holder.parts()
         return self.contents
 
     def is_the_controllers(self) -> bool:
-        """Whether nothing has been put there, or taken away, since."""
+        """Return whether nothing has been put there, or taken away, since then."""
         now = self.holder.parts()
         return len(now) == len(self._parts) and all(map(is_, now, self._parts))
 
     def put(self, difference: Mapping[str, Any]) -> None:
-        """Change what it holds."""
+        """Apply a difference to the contents."""
         for name, value in difference.items():
             if value is not _ABSENT:
                 self.holder.put(name, value)
@@ -154,15 +157,15 @@ class _Piece:
                 self.holder.drop(name)
 
     def take(self) -> dict[str, Any]:
-        """Put back what is the controller's; return how it differed."""
+        """Restore the controller's contents, and return how the present ones differed."""
         difference = _difference(self.contents, self.holder.read())
         self.put({name: self.contents.get(name, _ABSENT) for name in difference})
-        self._parts = self.holder.parts()  # in another order, or with names that are nobody's own, as a registry
+        self._parts = self.holder.parts()  # the order may differ, and names that are not exchanged may be new
         return difference
 
 
 class _Pieces:
-    """All that the modules hold."""
+    """All pieces of the modules."""
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._full = [piece for piece in pieces if piece.holder.namespace != {}]
@@ -170,13 +173,13 @@ class _Pieces:
         self._namespaces = [piece.holder.namespace for piece in self._empty]
 
     def changed(self) -> list[_Piece]:
-        """Those that do not hold what is the controller's."""
+        """Return the pieces that do not hold the controller's contents."""
         looked_at = [*self._full, *self._empty] if any(self._namespaces) else self._full
         return [piece for piece in looked_at if not piece.is_the_controllers()]
 
 
 class _Own:
-    """What one rank has instead of what the controller has: an ``Own`` of :mod:`isolation`."""
+    """The contents that one rank has in place of the controller's; an ``Own`` of :mod:`isolation`."""
 
     def __init__(self, pieces: _Pieces, differs: dict[_Piece, dict[str, Any]]) -> None:
         self._pieces = pieces
@@ -191,7 +194,7 @@ class _Own:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What to put, or take away, to get from one to the other."""
+    """Return what to put, or take away, to get from ``before`` to ``after``."""
     put = {
         name: value
         for name, value in after.items()

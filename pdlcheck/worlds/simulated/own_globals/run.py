@@ -1,8 +1,9 @@
 """A simulated run in which each rank has module globals of its own, as on processes.
 
-It is a means to find out whether a difference between worlds comes from sharing them: at each switch the contents of
-what the user's modules hold are exchanged, all of them or those of some paths alone. That takes time in proportion to
-their number, and is an imitation: see :mod:`pdlcheck.worlds.simulated.own.isolation` for what it does not reach.
+The run shows whether a difference between worlds comes from shared globals. At each switch, it exchanges the contents
+of the user's modules, either all of them or only those at some paths. This takes time in proportion to their number. It
+is an
+imitation: see :mod:`pdlcheck.worlds.simulated.own.isolation` for what it does not reach.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CONTROLLER = -1
 
 @dataclass(frozen=True)
 class Change:
-    """Something that a module of the user's holds, and the ranks that changed it; -1 is the controller."""
+    """An object that a module of the user's holds, and the ranks that changed it; -1 is the controller."""
 
     path: str
     kind: str
@@ -41,10 +42,10 @@ class Change:
 
 
 class UserState:
-    """What the user's modules hold now.
+    """The present contents of the user's modules.
 
     Args:
-        function: one that they do not hold, such as a lambda, whose defaults and closure count too.
+        function: a function that they do not hold, such as a lambda. Its defaults and closure count too.
     """
 
     def __init__(self, function: Any = None) -> None:
@@ -57,7 +58,7 @@ class UserState:
             self.add(function)
 
     def add(self, function: Any) -> None:
-        """Look at what a function holds, too."""
+        """Include what a function holds."""
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
         more = find_holders({name: function}, self._modules, self._seen)
         self.holders += more
@@ -65,14 +66,15 @@ class UserState:
         self._start += own_leaves([holder.read() for holder in more])
 
     def read(self) -> Contents:
+        """Return the present contents of all holders."""
         return [holder.read() for holder in self.holders]
 
     def fresh(self) -> Contents:
-        """Contents as they were at the beginning, with leaves of their own."""
+        """Return the contents as they were at the beginning, with new copies of the leaves."""
         return own_leaves(self._start)
 
     def install(self, contents: Contents, only: Set[str] | None = None) -> None:
-        """Make the contents of the holders, or of the paths named, the present ones."""
+        """Put ``contents`` into the holders, or only those at the paths in ``only``."""
         for holder, wanted in zip(self.holders, contents, strict=True):
             present = holder.read()
             for name in present.keys() | wanted.keys():
@@ -84,16 +86,16 @@ class UserState:
                     holder.put(name, wanted[name])
 
     def begin_again(self) -> None:
-        """Go back to the beginning, with copies of the leaves."""
+        """Restore the beginning, with copies of the leaves."""
         self.install(self.fresh())
 
     def put_back(self) -> None:
-        """Undo :meth:`begin_again`, for the state that was there before it."""
+        """Undo :meth:`begin_again`: restore the state that was there before it."""
         self.install(self._originals)
 
 
 class OwnGlobals:
-    """Exchanges what the holders hold when another rank has its turn, and notes who changed what."""
+    """An observer that exchanges the contents of the holders at each turn, and records which rank changed what."""
 
     def __init__(self, only: Set[str] | None, function: Any = None) -> None:
         self._state = UserState(function)
@@ -103,16 +105,16 @@ class OwnGlobals:
         self._at_turn = self._state.read()
         self._changed: dict[str, tuple[str, set[int]]] = {}
         self.failed: Exception | None = None
-        self._own = len(self._state.holders)  # what comes after them belongs to functions that were called
+        self._own = len(self._state.holders)  # later holders belong to functions that were called
         self._sent: list[tuple[int, str, Any]] = []
 
     def arrive(self, rank: int) -> None:
-        """``rank`` has the turn now; it is -1 for the controller."""
+        """Exchange the contents, because ``rank`` has the turn now; -1 is the controller."""
         if rank == self._running or self.failed is not None:
             return
         try:
             self._exchange(rank)
-        except Exception as error:  # it would end a rank's thread, for which others wait
+        except Exception as error:  # raised later, because here it would end a rank's thread that others wait for
             self.failed = error
 
     def _exchange(self, rank: int) -> None:
@@ -125,7 +127,10 @@ class OwnGlobals:
         self._contents[left[0]] = left[1]
 
     def call(self, fn: Callable[..., Any]) -> None:
-        """What ``fn`` holds travels to processes with every call; if ``fn`` does itself, so do the globals it names."""
+        """Give each rank a copy of what ``fn`` holds, as processes receive it with every call.
+
+        If ``fn`` itself is sent to processes, they receive the globals that it names as well.
+        """
         known = len(self._state.holders)
         self._state.add(fn)
         now = self._state.read()
@@ -161,7 +166,7 @@ class OwnGlobals:
         self._changed.setdefault(path, (kind, set()))[1].add(rank)
 
     def changes(self) -> list[Change]:
-        """What was changed, in a run that has ended; leaves are compared with what they were."""
+        """Return what was changed, after the run has ended. Leaves are compared with their values at the beginning."""
         with _disable_current_modes():
             start = self._state.fresh()
             for rank, contents in self._contents.items():
@@ -187,12 +192,15 @@ def _values(content: Any) -> list[Any]:
 
 
 def _travels(fn: Any) -> bool:
-    """Processes import a function of a module; a lambda, a local one and one of the main script are sent by value."""
+    """Return whether ``fn`` is sent to processes by value: a lambda, a local function, or one of the main script.
+
+    Processes import any other function from its module.
+    """
     return "<" in getattr(fn, "__qualname__", "<") or getattr(fn, "__module__", "") == "__main__"
 
 
 def _named(fn: Any) -> set[str]:
-    """The globals that a function and those inside it mention, as ``module.name``."""
+    """Return the globals that a function, and the functions inside it, mention, as ``module.name``."""
     codes, names = [getattr(fn, "__code__", None)], set()
     while codes:
         code = codes.pop()
@@ -208,10 +216,10 @@ def _is_below(path: str, root: str) -> bool:
 
 @contextmanager
 def own_globals(only: Set[str] | None = None, function: Any = None) -> Iterator[OwnGlobals]:
-    """In the block simulated ranks have module globals of their own, all of them or those of some paths alone.
+    """Give simulated ranks module globals of their own in the block: all of them, or only those at some paths.
 
-    The controller has its own again after the block, with what it changed itself. An object that refuses to be
-    exchanged raises what it raises.
+    After the block, the controller has its own again, with its own changes. If an object refuses to be exchanged, its
+    error is raised then.
     """
     observer = OwnGlobals(only, function)
     isolation.observer = observer
