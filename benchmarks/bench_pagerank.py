@@ -85,6 +85,8 @@ def test_version(
         pytest.skip("v0 needs DGL, which is missing: pip install 'pdlcheck[dgl]'")
     if not full and device.type == "cpu" and version in SLOW_ON_CPU:
         pytest.skip("takes minutes on a CPU; --full runs it")
+    if version == "v3-matmul" and device.type == "cpu" and mean_degree != 100:
+        pytest.skip("takes 35 s a call on a CPU, whatever the number of edges; er100 shows it")
     graph = random_graph(mean_degree)
     rounds = 20 if version in SLOW_ON_CPU else 200
 

@@ -40,7 +40,7 @@ def algbw_GBps(nbytes: int, *, seconds: float) -> float:
     return nbytes / seconds / 1e9
 
 
-# the least share of the bytes that nccl-tests counts for the operation that the busiest link must carry
+# the share of an operation's bytes, as nccl-tests counts them, that the busiest link carries at least
 BUSBW_FACTORS: dict[str, Callable[[int], float]] = {
     "all_gather": lambda n: (n - 1) / n,  # share of the bytes that a rank receives, including its own part
     "all_reduce": lambda n: 2 * (n - 1) / n,

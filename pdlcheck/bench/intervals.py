@@ -78,7 +78,7 @@ def _numbers(seconds: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _blocks(number: int, seed: int) -> NDArray[np.int64]:
-    """Return the positions of ``number`` rounds for each resample, as blocks of consecutive rounds that wrap at the end."""
+    """Return the positions of ``number`` rounds for each resample: blocks of consecutive rounds that wrap around."""
     length = max(round(number ** (1 / 3)), 1)
     starts = np.random.default_rng(seed).integers(number, size=(_RESAMPLES, -(-number // length), 1))
     return ((starts + np.arange(length)) % number).reshape(_RESAMPLES, -1)[:, :number]

@@ -29,8 +29,7 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         Rows with the rounds of all passes, one after the other; ``extra_info["pass_rounds"]`` holds the number of
-            rounds
-        of each pass. The statistics and intervals cover all rounds.
+        rounds of each pass. The statistics and intervals cover all rounds.
     """
     found: dict[str, dict[str, Any]] = {}
     for one in rows:

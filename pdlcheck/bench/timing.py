@@ -143,7 +143,7 @@ def _sampler(
 def _warm_up(
     sample: Mapping[str, Callable[[], tuple[float, float | None]]], rounds: Rounds, device: torch.device
 ) -> tuple[int, float]:
-    """Run rounds until they no longer get faster; return their number and the seconds of a round, agreed by all ranks."""
+    """Run rounds until they no longer get faster; return their number and a round's seconds, the same on all ranks."""
     lasted: list[float] = []
     start = time.perf_counter()
     while True:

@@ -1,1 +1,1 @@
-"""The command ``pdlcheck bench``: it runs the benchmark suites in one pytest session and prints one table at the end."""
+"""The command ``pdlcheck bench``: it runs the benchmark suites in one pytest session and prints one table."""

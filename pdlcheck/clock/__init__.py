@@ -1,4 +1,7 @@
-"""Virtual time: the predicted times of a simulated run on a cluster, and pictures of it. Does not import torch."""
+"""Virtual time: the predicted times of a simulated run on a cluster, and pictures of it.
+
+This module does not import torch.
+"""
 
 from pdlcheck.clock.computing import compute
 from pdlcheck.clock.links import Link, Topology

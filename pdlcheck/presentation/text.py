@@ -39,7 +39,10 @@ def print_document(console: Console, document: Document) -> None:
 
 
 def plot_table(plot: Plot) -> tuple[list[str], list[list[str]]]:
-    """Return the values of a plot as a table: titles and lines. The values of its lines are in columns beside the points."""
+    """Return the values of a plot as a table: titles and lines.
+
+    The values of the plot's lines are in columns beside the points.
+    """
     lines = {name: dict(line) for name, line in plot.lines.items()}
     shown = [name for name, line in lines.items() if any(one.x in line for one in _points(plot))]
     rows = []

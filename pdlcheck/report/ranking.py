@@ -37,7 +37,12 @@ class RankingProgress(Protocol):
 
 @contextmanager
 def ranking_progress(console: Console, tol: float) -> Iterator[RankingProgress]:
-    """Yield a progress bar if ``console`` is a terminal, else a printer of occasional lines; the rounds end below ``tol``."""
+    """Yield a progress bar if ``console`` is a terminal, else a printer of occasional lines.
+
+    Args:
+        console: the console for progress.
+        tol: the error bound below which the rounds end.
+    """
     if not console.is_terminal:
         yield _Lines(console)
         return

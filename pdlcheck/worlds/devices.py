@@ -6,14 +6,12 @@ This module does not import torch at the top, because the controller may not nee
 from __future__ import annotations
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.worlds.backends import BACKENDS, CUDA_CURE
 from pdlcheck.worlds.choices import DEVICES
 
 __all__ = ["CUDA_CURE", "check_cuda_as_cpu", "check_devices", "choose_device", "device_name", "why_no_cuda"]
 
-CUDA_CURE = "a CUDA build of torch on a machine with an NVIDIA GPU: https://pytorch.org/get-started/locally"
-
-# the first one is the default; other worlds have the CPU only
-_OFFERED = {"sim": DEVICES, "gloo": DEVICES, "nccl": ("cuda",)}
+_OFFERED = {"sim": DEVICES} | {name: backend.devices for name, backend in BACKENDS.items()}
 
 
 def choose_device(world: str, device: str | None) -> str:
@@ -52,10 +50,10 @@ def check_cuda_as_cpu(world: str, cuda_as_cpu: bool) -> bool:
     Raises:
         WorldUnavailable: the ranks of ``world`` need CUDA devices.
     """
-    if cuda_as_cpu and world == "nccl":
+    if cuda_as_cpu and "cpu" not in _OFFERED.get(world, ("cpu",)):
         cure = "--world gloo --cuda-as-cpu"
         raise WorldUnavailable(
-            f"the ranks of world nccl have CUDA devices of their own, which the CPU cannot replace; {cure}, or "
+            f"the ranks of world {world} have CUDA devices of their own, which the CPU cannot replace; {cure}, or "
             'get_world("gloo", cuda_as_cpu=True)',
             world=world,
             cure=cure,

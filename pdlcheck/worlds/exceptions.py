@@ -1,4 +1,7 @@
-"""The texts and notes of users' exceptions, read safely for any exception class. Does not import torch."""
+"""The texts and notes of users' exceptions, read safely for any exception class.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@ that a module draws at import differ between the ranks of a cluster, unless the 
 each imported file draws from streams seeded with the run's seed, the process and the file name. The numbers differ
 between ranks and controller as on a cluster, do not depend on earlier imports, and are the same in a replay.
 
-A stream that the user's code has seeded, in this file or in an earlier one, is left alone. Does not import torch.
+A stream that the user's code has seeded, in this file or in an earlier one, is left alone.
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, Protocol
 __all__ = ["CONTROLLER", "ImportStreams", "cure_of", "drawn_by", "seeded_so_far", "words_of"]
 
 CONTROLLER = -1  # the process that is not a rank
-_STATE_WORDS = 624  # of the Mersenne twister
+_STATE_WORDS = 624  # words in a state of the Mersenne twister
 _ROUNDS = 400  # a quarter of a million numbers; a file that draws more counts as having seeded the stream
 _DRAWN_BY_THE_SYSTEM = 2**40  # torch's own seed is at least that, except once in millions; a user's is smaller
 _NUMPY_BEGINS = 623  # the position in a state that the system has seeded; a user's seed sets it to 624
@@ -138,7 +140,7 @@ class ImportStreams:
         """Make modules draw from the streams of ``file`` while the block runs; afterwards restore the current streams.
 
         Args:
-            file: the imported file; it also names the streams for the modules that it imports first.
+            file: the imported file; modules that it imports first draw from the same streams.
             keeps: whether a stream that is seeded in the block keeps the state in which the block leaves it.
         """
         before = {stream.name: stream.state() for stream in _streams() if stream.name not in self._not_touched}

@@ -1,15 +1,31 @@
-"""The table of worlds by name. A new world is one module and one line here."""
+"""The table of worlds by name: those of pdlcheck, and those that installed packages offer.
+
+A world of pdlcheck is one module and one line here. A world of another package is one module and one entry point:
+
+.. code-block:: toml
+
+    [project.entry-points."pdlcheck.worlds"]
+    mine = "my_package.world:make"
+
+``make`` takes the options of :func:`get_world` as keyword arguments and returns the world.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
+
+from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.backends import BACKENDS
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.protocol import World
 
 __all__ = ["WORLDS", "get_world", "when_made", "worlds_on"]
 
+_GROUP = "pdlcheck.worlds"
 _listeners: list[Callable[[World], object]] = []
 
 
@@ -19,25 +35,45 @@ def _sim(device: str, **options: Any) -> World:
     return SimulatedWorld(device=device, **options)
 
 
-def _gloo(**options: Any) -> World:
+def _processes(backend: str, **options: Any) -> World:
     from pdlcheck.worlds.processes import ProcessWorld
 
-    return ProcessWorld(backend="gloo", **options)
+    return ProcessWorld(backend, **options)
 
 
-def _mpi(**options: Any) -> World:
-    from pdlcheck.worlds.processes import ProcessWorld
+class _Worlds(Mapping[str, Callable[..., "World"]]):
+    """What makes a world, by name. Entry points are read when a name is not one of pdlcheck's own."""
 
-    return ProcessWorld(backend="mpi", **options)
+    own: Mapping[str, Callable[..., World]] = {"sim": _sim} | {name: partial(_processes, name) for name in BACKENDS}
+
+    @cached_property
+    def others(self) -> Mapping[str, EntryPoint]:
+        """The entry points of installed packages."""
+        return {one.name: one for one in entry_points(group=_GROUP) if one.name not in self.own}
+
+    def __getitem__(self, name: str) -> Callable[..., World]:
+        if name in self.own:
+            return self.own[name]
+        entry = self.others[name]
+        try:
+            return entry.load()  # type: ignore[no-any-return]  # of another package
+        except Exception as error:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            raise WorldUnavailable(
+                f"world {name} of {package} cannot be imported: {type(error).__name__}: {error}", world=name
+            ) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted([*self.own, *self.others]))
+
+    def __len__(self) -> int:
+        return len(self.own) + len(self.others)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.others
 
 
-def _nccl(**options: Any) -> World:
-    from pdlcheck.worlds.processes import ProcessWorld
-
-    return ProcessWorld(backend="nccl", **options)
-
-
-WORLDS: dict[str, Callable[..., World]] = {"gloo": _gloo, "mpi": _mpi, "nccl": _nccl, "sim": _sim}
+WORLDS: Mapping[str, Callable[..., World]] = _Worlds()
 
 
 def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
@@ -45,7 +81,7 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
 
     Args:
         name: ``sim`` (simulated ranks in this process), ``gloo`` (local processes), ``mpi`` (local processes in a run
-            of mpiexec) or ``nccl`` (local processes, each with a CUDA device of its own).
+            of mpiexec), ``nccl`` (local processes, each with a CUDA device of its own), or a world of another package.
         device: the device of the ranks, ``cpu`` or ``cuda``; default: ``cuda`` on ``nccl``, ``cpu`` elsewhere. ``sim``
             and ``gloo`` take both. Ranks of ``gloo`` share the available CUDA devices; ranks of ``sim`` use the first.
         options: the options of the world. All worlds take ``seed``, ``timeout_s`` and ``comm_wrappers``, the modules
@@ -63,9 +99,14 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     """
     if name not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(sorted(WORLDS))}; got {name!r}")
-    from pdlcheck.worlds.devices import choose_device
+    make = WORLDS[name]
+    if name in _Worlds.own:
+        from pdlcheck.worlds.devices import choose_device
 
-    world = WORLDS[name](device=choose_device(name, device), **options)
+        device = choose_device(name, device)
+    if device is not None:
+        options["device"] = device
+    world = make(**options)
     for listener in _listeners:
         listener(world)
     return world
@@ -78,7 +119,7 @@ def when_made(listener: Callable[[World], object]) -> None:
 
 
 def worlds_on(device: str) -> list[str]:
-    """Return the names of the worlds whose ranks have this kind of device by default.
+    """Return the names of pdlcheck's own worlds whose ranks have this kind of device by default.
 
     Example:
         >>> worlds_on("cpu"), worlds_on("cuda")
@@ -86,4 +127,4 @@ def worlds_on(device: str) -> list[str]:
     """
     from pdlcheck.worlds.devices import choose_device
 
-    return sorted(name for name in WORLDS if choose_device(name, None) == device)
+    return sorted(name for name in _Worlds.own if choose_device(name, None) == device)

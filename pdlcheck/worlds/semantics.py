@@ -1,6 +1,6 @@
 """The choices that the rules of ``torch.distributed`` leave open for the completion of operations.
 
-Does not import torch.
+This module does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The user's line that raised an exception. Does not import torch."""
+"""The user's line that raised an exception.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The text that Python still buffers for ``sys.stdout`` and ``sys.stderr``. Does not import torch."""
+"""The text that Python still buffers for ``sys.stdout`` and ``sys.stderr``.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

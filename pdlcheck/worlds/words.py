@@ -1,4 +1,7 @@
-"""Phrases about ranks: which ranks, and one line for ranks that share a description. Does not import torch."""
+"""Phrases about ranks: which ranks, and one line for ranks that share a description.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Plot:
         x: title of the axis, with its unit.
         y: title of the axis, with its unit.
         points: measured points, by the name of their series.
-        lines: points ``(x, y)`` in the order of x, by name. The name of a prediction says that it is one.
+        lines: points ``(x, y)`` in the order of x, by name. The name of a prediction contains that word.
         levels: values of y, by name: a limit, an ideal.
         log_x: the x axis is logarithmic.
         log_y: the y axis is logarithmic.

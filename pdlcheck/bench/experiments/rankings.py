@@ -14,7 +14,7 @@ _ROUNDS = 200  # the rounds of a row
 
 
 def pagerank_versions(rows: Rows) -> Iterable[Experiment]:
-    """Yield an experiment for each graph: its measured versions by precision, the fastest, and the ratio of the slowest."""
+    """Yield an experiment for each graph: its versions by precision, the fastest, and the ratio of the slowest."""
     test = "test_version"
     by_graph: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
     for (_, rest), ways in rows.of(test).items():

@@ -31,7 +31,7 @@ class Rows:
             self._facts[parts["test"], ranks, rest, way] = facts
 
     def of(self, test: str) -> dict[tuple[int, str], dict[str, float]]:
-        """Return the seconds of the functions, by number of ranks and parameters; the name of the first function is ``""``."""
+        """Return the seconds of the functions, by number of ranks and parameters; ``""`` is the first function."""
         return dict(self._seconds.get(test, {}))
 
     def by_ranks(self, test: str, rest: str = "") -> dict[int, float]:

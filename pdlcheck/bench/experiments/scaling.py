@@ -109,7 +109,7 @@ def break_even(rows: Rows) -> Iterable[Experiment]:
 
 
 def _over_one(rows: Rows, test: str, seconds: dict[int, float], *, strong: bool) -> list[Point]:
-    """Return the speed-up, or the efficiency in percent, over one rank; the interval covers only the ranks' own time."""
+    """Return the speed-up, or the efficiency in percent, over one rank; the interval covers only their own time."""
     found = []
     for size in seconds:
         point = rows.point(size, test, size, scale=1.0)
@@ -119,7 +119,10 @@ def _over_one(rows: Rows, test: str, seconds: dict[int, float], *, strong: bool)
 
 
 def _predicted_steps(rows: Rows, step_s: float) -> dict[int, float]:
-    """Return the seconds of the row on many ranks: the time of one rank, plus an all_reduce in each step on the fitted link."""
+    """Return the seconds of the row on many ranks.
+
+    The prediction adds an all_reduce on the fitted link, for each step, to the time of one rank.
+    """
     facts = rows.facts("test_weak_scaling", 1)
     fits: dict[int, dict[str, LinkFit]] = fits_of(rows, "test_all_reduce")
     if "gradient_bytes" not in facts or not fits:

@@ -74,7 +74,7 @@ def gradient_sync(rows: Rows) -> Iterable[Experiment]:
 
 
 def data_parallel(rows: Rows) -> Iterable[Experiment]:
-    """Yield the time of several workers in one process, compared with the plain module, and the first worker's memory."""
+    """Yield the time of several workers in one process and of the plain module, and the memory of the first worker."""
     test = "test_data_parallel"
     for (ranks, rest), ways in rows.of(test).items():
         skew = rows.facts(test, ranks, rest).get("first_worker_bytes_over_others") if "" in ways else None

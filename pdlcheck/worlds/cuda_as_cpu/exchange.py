@@ -65,7 +65,10 @@ def _tag(storage: Any) -> None:
 
 
 def _restored(storage: Any, location: str) -> Any:
-    """Mark a storage that ``torch.load`` has read with the CUDA device of the file, or of ``map_location``."""
+    """Mark a storage as memory of the CUDA device that the file, or ``map_location``, names.
+
+    ``torch.load`` calls this for each storage.
+    """
     devices = devices_of_caller()
     if devices is None or not is_cuda(location):
         return None

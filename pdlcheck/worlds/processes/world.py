@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlcheck.errors import Unsupported, WorldUnavailable
 from pdlcheck.worlds.arguments import check_names, check_world_size
+from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.devices import CUDA_CURE, check_cuda_as_cpu, check_devices, choose_device, why_no_cuda
 from pdlcheck.worlds.isolation import check_isolation
 from pdlcheck.worlds.processes.controller import forkserver
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["ProcessWorld"]
 
 _A_LONG_TIME_S = 10 * 24 * 3600.0
-_WATCHED = ("gloo", "mpi")
 
 
 class ProcessWorld:
@@ -42,6 +42,7 @@ class ProcessWorld:
     Args:
         backend: of the default group: ``gloo``; ``mpi``, for which mpiexec is run here; ``nccl``, whose ranks have a
             CUDA device each; or another one of this torch.
+        name: of the world; default: that of the backend.
         device: ``cuda``: the current device of a machine's rank ``r`` is its CUDA device ``r``, modulo their number, so
             ranks of gloo can share one. ``cpu``: no rank touches CUDA. Default: ``cuda`` for nccl, else ``cpu``.
         cuda_as_cpu: run the CUDA code of the ranks on the CPU; see docs/cuda-as-cpu.md. Not for nccl.
@@ -85,6 +86,7 @@ class ProcessWorld:
         self,
         backend: str = "gloo",
         *,
+        name: str = "",
         device: str | None = None,
         cuda_as_cpu: bool = False,
         threads_per_rank: int | None = None,
@@ -102,7 +104,8 @@ class ProcessWorld:
             raise ValueError(f"threads_per_rank must be at least 1, got {threads_per_rank}; pass None for the default")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}; pass seconds, such as 60.0")
-        self.name = backend
+        self.name = name or backend
+        self._backend = backend_of(backend)
         self.device = choose_device(backend, device)
         self.cuda_as_cpu = check_cuda_as_cpu(backend, cuda_as_cpu)
         self.seed = seed
@@ -211,9 +214,9 @@ class ProcessWorld:
         from pdlcheck.worlds.processes.controller.pool import Pool  # it imports torch: see check
         from pdlcheck.worlds.processes.ranks import ProcessRanks
 
-        placement = self._placement or self._here()
+        placement = self._placement or self._backend.local_placement(forkserver.retain(self))
         placement.check(world_size)
-        if self.name == "nccl":
+        if self._backend.device_for_each_rank:
             import torch
 
             check_devices(placement.ranks_here(world_size), torch.cuda.device_count())
@@ -228,7 +231,12 @@ class ProcessWorld:
 
     def _forked_pool(self, world_size: int, beginning: Beginning) -> Pool | None:
         """None where ranks cannot be forked from templates."""
-        if self.name != "gloo" or self.device != "cpu" or self._placement is not None or self._debugged is not None:
+        if (
+            not self._backend.forks_templates
+            or self.device != "cpu"
+            or self._placement is not None
+            or self._debugged is not None
+        ):
             return None
         self.check()
         from pdlcheck.worlds.processes.controller.pool import Pool  # it imports torch: see check
@@ -255,46 +263,29 @@ class ProcessWorld:
     def _setup(self, world_size: int) -> Setup:
         from pdlcheck.worlds.processes.controller.setup import Setup
 
-        watch = self._watch and self.name in _WATCHED
+        watch = self._watch and self._backend.is_watched
         turns = watch if self._take_turns is None else self._take_turns
         wrappers = self._comm_wrappers
-        return Setup(world_size, self.name, self._threads, watch, turns, self.device, wrappers, self.cuda_as_cpu)
-
-    def _here(self) -> Placement:
-        server = forkserver.retain(self)
-        if self.name == "mpi":
-            from pdlcheck.worlds.mpi.placement import MpiPlacement  # it imports torch: see check
-
-            return MpiPlacement(server)
-        return LocalPlacement(server)
+        return Setup(
+            world_size, self._backend.name, self._threads, watch, turns, self.device, wrappers, self.cuda_as_cpu
+        )
 
     def check(self) -> None:
         """See :class:`pdlcheck.worlds.protocol.World`."""
         if self._is_checked:
             return
-        if self.name == "mpi":
-            self._check_mpi()
-            return
-        server = forkserver.retain(self)
-        import torch.distributed as dist  # not on top: the server imports it while this process does
-
-        if not (server.alive and dist.is_available() and dist.is_backend_available(self.name)):
+        server = forkserver.retain(self)  # it imports torch while this process does
+        try:
+            if not server.alive:
+                why = f"the fork server of {self.name} has ended"
+                raise WorldUnavailable(f"{why}; {self._backend.cure}", world=self.name, cure=self._backend.cure)
+            self._backend.check()
+            if self.device == "cuda" and not self.cuda_as_cpu and (why := why_no_cuda()):
+                cure = f"install {CUDA_CURE}"
+                raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
+        except WorldUnavailable:
             forkserver.release(self)
-            cure = f"install {CUDA_CURE}" if self.name == "nccl" else "use backend gloo"
-            raise WorldUnavailable(f"this torch has no backend {self.name!r}; {cure}", world=self.name, cure=cure)
-        if self.device == "cuda" and not self.cuda_as_cpu and (why := why_no_cuda()):
-            forkserver.release(self)
-            cure = f"install {CUDA_CURE}"
-            raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
-        self._is_checked = True
-
-    def _check_mpi(self) -> None:
-        forkserver.retain(self)
-        from pdlcheck.worlds.mpi.job import CURE, why_not  # it imports torch
-
-        if why := why_not():
-            forkserver.release(self)
-            raise WorldUnavailable(f"ranks of MPI cannot start: {why}; {CURE}", world="mpi", cure=CURE)
+            raise
         self._is_checked = True
 
     def _abandon(self) -> None:

@@ -383,7 +383,7 @@ class SimulatedRanks:
                 return body()
             with in_mode(devices):
                 return body()
-        except (KeyError, ValueError) as error:  # torch raises these for a group that it does not know
+        except (KeyError, ValueError) as error:  # torch raises these for an unknown group
             tell_whose(error)
             raise
         finally:

@@ -25,7 +25,7 @@ _OPS = {
     "all_to_all_single": "alltoall_base_",
     "reduce_scatter_single": "_reduce_scatter_base_",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
-}  # group methods and their dispatcher ops, where the names differ by more than "_"
+}  # the dispatcher ops of these group methods; the op of another method has its name and a final "_"
 
 
 def count(operation: Operation) -> None:

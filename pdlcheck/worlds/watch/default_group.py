@@ -38,5 +38,5 @@ def agree_on_number(store: Any, place: int, made: int) -> int:
 
 
 def among_all(members: Sequence[int], world_size: int) -> str:
-    """Return a text that tells the groups of this default group from others; empty if it has all ranks in order."""
+    """Return a text that distinguishes this default group from others; empty if it has all ranks in order."""
     return "" if list(members) == list(range(world_size)) else ".".join(map(str, members))

@@ -1,1 +1,1 @@
-"""The checks reject broken subjects, say why, and accept the correct twins."""
+"""Tests that the checks reject broken subjects, name the cause, and accept the correct twins."""

@@ -1,4 +1,4 @@
-"""What the checks are asked about on a device: for each a subject that is right there, and one that is wrong."""
+"""The cases of the checks on a device: each has a correct subject and a wrong one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 class Case(NamedTuple):
-    """``ask(device, world, wrong)`` calls a check; what it says of the wrong subject contains ``says``."""
+    """A call of a check, ``ask(device, world, wrong)``, and ``says``, a part of its message about the wrong subject."""
 
     ask: Callable[[str, Any, bool], object]
     says: str
 
 
 def batch(device: str, number: int, size: int = 3) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, on every rank others where ``number`` is."""
+    """Return inputs and targets that depend on ``number`` only, on the device."""
     generator = torch.Generator().manual_seed(number)
     x = torch.rand(size, 4, dtype=torch.float64, generator=generator)
     return x.to(device), x.sum(1, keepdim=True).to(device)
@@ -44,7 +44,7 @@ def own(number: int) -> int:
 
 
 def wrapped(model: nn.Module) -> nn.Module:
-    """By our wrapper, on the device that the model is on."""
+    """Return the model in our wrapper, on the device that the model is on."""
     device = next(model.parameters()).device
     return primitives.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
@@ -59,7 +59,7 @@ def gradients(device: str, world: Any, wrong: bool) -> None:
 
 
 def data_parallel(device: str, world: Any, wrong: bool) -> None:
-    """What is wrapped is moved before, as programs do."""
+    """Check a wrapper that gets a module which is on the device already, as in programs."""
 
     class Alone(nn.Module):
         def __init__(self, module: nn.Module) -> None:
@@ -108,7 +108,10 @@ def same_start(device: str, world: Any, wrong: bool) -> None:
 
 
 def trajectory(device: str, world: Any, wrong: bool) -> None:
-    """One trains with a shard of each batch, the other with all of it; the caller's model ends on the device."""
+    """Compare a training on shards of each batch with one on whole batches.
+
+    Both move the caller's model to the device.
+    """
 
     def train(model: nn.Module, steps: int, divided: bool) -> None:
         model.to(device)
@@ -199,7 +202,7 @@ def metric(device: str, world: Any, wrong: bool) -> None:
 
 
 class Rows(nn.Module):
-    """Some of a layer's input features on each rank; outputs are added up."""
+    """A layer with some of the input features on each rank; the outputs are added."""
 
     def __init__(self, layer: nn.Module, adds: bool) -> None:
         super().__init__()
@@ -224,7 +227,7 @@ def sharded_layer(device: str, world: Any, wrong: bool) -> None:
 
 
 def comm_hook(device: str, world: Any, wrong: bool, hook: Callable[..., Any] = allreduce_hook) -> None:
-    """A hook that gives the mean, and one that leaves each rank its own."""
+    """Check a hook that returns the mean; the wrong one leaves each rank its own gradients."""
 
     def alone(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
@@ -239,7 +242,7 @@ def comm_hook(device: str, world: Any, wrong: bool, hook: Callable[..., Any] = a
 
 
 def kept_back(device: str, world: Any, wrong: bool, make_state: Callable[..., Any], hook: Callable[..., Any]) -> None:
-    """A hook of ours that sends later what it keeps back, and one that forgets it."""
+    """Check a hook of ours that sends its residuals later; the wrong one drops them."""
 
     def make_hook(module: nn.Module) -> tuple[Any, Any]:
         return make_state(module, error_feedback=not wrong), hook
@@ -345,7 +348,7 @@ def gathered_digests(device: str, world: Any, wrong: bool) -> None:
 
 
 def pipeline(device: str, world: Any, wrong: bool) -> None:
-    """Stages of one process, as gloo sends no CUDA tensors from rank to rank."""
+    """Check a pipeline whose stages are in one process, because gloo sends no CUDA tensors between ranks."""
     loss = nn.MSELoss()
 
     def start(model: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""Checks say what they take where people give something near to it: what a function makes, arrays, batches, dicts."""
+"""Checks explain what they accept if users pass something similar: a function's result, arrays, batches, dicts."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Report:
 
 
 def test_numbers_in_a_dataclass_are_compared_as_numbers(world):
-    """They differ in their last digits from those of one process."""
+    """Numbers that differ from those of one process in the last digits only are accepted."""
 
     def report(x, *, averages):
         own = x[dist.get_rank() :: dist.get_world_size()]

@@ -1,4 +1,4 @@
-"""The checks take models and data on CUDA devices; the same cases on the CPU show that these are as they should be."""
+"""The checks accept models and data on CUDA devices; the same cases on the CPU show that they are sound."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, c
 
 @pytest.fixture(scope="module", params=["sim", "gloo"])
 def on_cuda(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Ranks that share CUDA devices."""
+    """Yield a world whose ranks share the CUDA devices."""
     world = get_world(request.param, device="cuda")
     yield world
     world.close()
 
 
 def ask(case: Case, device: str, world: Any) -> None:
-    """The check passes what is right, and says what is wrong with the other."""
+    """Assert that the check accepts the correct subject, and rejects the wrong one with the message ``case.says``."""
     case.ask(device, world, False)
     with pytest.raises(AssertionError) as caught:
         case.ask(device, world, True)

@@ -1,4 +1,4 @@
-"""The checks take models whose tensors are sharded over ranks, or whose gradients are sparse."""
+"""The checks accept models whose tensors are sharded over ranks, or whose gradients are sparse."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_check_same_trajectory_rejects_sharded_weights_that_learn_from_one_rank(
 
 
 def tensor_parallel_with_a_norm(*, reduces):
-    """The norm is replicated in the tensor parallel group."""
+    """Return a training with a layer norm that is replicated in the tensor-parallel group."""
 
     def start():
         torch.manual_seed(0)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.controller.collect import Collector
 from pdlcheck.worlds.processes.controller.lacks import full_shared_memory, lacks, loopback_is_down
@@ -280,15 +281,12 @@ class Pool:
     def _unavailable(self, what: str, member: Member | None = None) -> WorldUnavailable:
         words = member.output()[1].strip() if member is not None else ""
         said = f"\n{words}" if words else ""
-        from pdlcheck.worlds.mpi.job import CURE  # it imports torch
-
-        is_mpi = self._setup.backend == "mpi"  # of which a machine may have several
-        hint = f"{CURE} brings an MPI and an mpiexec that fit each other" if is_mpi else "see `pdlcheck doctor`"
-        hint = full_shared_memory() or hint
+        advice, cure = backend_of(self._setup.backend).start_advice
+        hint = full_shared_memory() or advice
         return WorldUnavailable(
             f"{self._setup.backend} processes cannot start: {what}; {hint}{said}",
             world=self._setup.backend,
-            cure=CURE if is_mpi else "",
+            cure=cure,
         )
 
     def _wait(self, timeout_s: float) -> list[tuple[Member, Report | Died]]:

@@ -24,6 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
@@ -48,7 +49,6 @@ from pdlcheck.worlds.processes.rank.cuda_on_cpu import (
 from pdlcheck.worlds.processes.rank.orphans import adopt_orphans
 from pdlcheck.worlds.processes.rank.own_device import (
     loads_on_own_device,
-    own_device,
     select_own_device,
     take_device,
     was_lost,
@@ -59,7 +59,6 @@ from pdlcheck.worlds.processes.rank.own_store import meet_at
 from pdlcheck.worlds.processes.rank.position import user_traceback
 from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
 from pdlcheck.worlds.processes.rank.taking_turns import take_turns
-from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.standard_streams import flush_streams
@@ -101,7 +100,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
         announcer.reminders.start()
         channel.on_message = announcer.handle
         channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
-        _watch(start.backend, announcer)
+        backend_of(start.backend).watch(announcer)
     channel.start()
     store = _join(start, fds[-1] if start.rank == 0 else None)
     channel.send(Ready(missing))
@@ -143,17 +142,6 @@ def _die_with(server_pid: int) -> None:
             os._exit(0)
 
 
-def _watch(backend: str, announcer: Announcer) -> None:
-    if backend == "mpi":
-        from pdlcheck.worlds.processes.rank.watched_mpi import (
-            watch_mpi,  # it imports MPI, which other ranks do not need
-        )
-
-        watch_mpi(announcer)
-    else:
-        watch_gloo(announcer)
-
-
 def _join(start: Start, listening: int | None) -> TCPStore:
     store = TCPStore(
         start.host,
@@ -178,14 +166,8 @@ def _rejoin(call: int, start: Start, store: TCPStore) -> None:
 
 
 def _init(start: Start, store: Store) -> None:
-    backend = start.backend
-    if backend == "mpi":
-        import pdlcheck.worlds.mpi as mpi  # importing it registers the backend
-
-        backend = mpi.BACKEND
-    # nccl connects at once then: a device that it cannot use is told here, and not in the first test
-    bound = own_device() if backend == "nccl" else None
-    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.world_size, device_id=bound)
+    arguments = backend_of(start.backend).group_arguments()
+    dist.init_process_group(store=store, rank=start.rank, world_size=start.world_size, **arguments)
 
 
 def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:

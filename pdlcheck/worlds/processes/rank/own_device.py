@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.devices import check_devices, device_name, why_no_cuda
 from pdlcheck.worlds.exceptions import text_of
 
@@ -37,7 +38,7 @@ def take_device(kind: str, backend: str, local_rank: int, *, cuda_as_cpu: bool =
         if why := why_no_cuda():
             raise RuntimeError(f"a rank on {platform.node()} needs CUDA: {why}")
         devices = torch.cuda.device_count()
-        if backend == "nccl":
+        if backend_of(backend).device_for_each_rank:
             check_devices(local_rank + 1, devices)
         _own = torch.device(device_name(local_rank, devices))
         select_own_device()

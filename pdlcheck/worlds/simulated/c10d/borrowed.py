@@ -52,7 +52,7 @@ def require_own_group(operation: Operation, network: object) -> None:
 
 
 def tell_whose(error: Exception) -> None:
-    """Add a note to an error that torch raised on a rank because it does not know a group.
+    """Add a note to an error that torch raised on a rank because the group is unknown to it.
 
     The note states who made the group. There is no note if the running rank made it itself.
     """

@@ -29,7 +29,7 @@ __all__ = ["monitored_barrier"]
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """Meet the ranks of ``group``; all other ranks answer to rank 0.
+    """Wait until all ranks of ``group`` are in the barrier. All other ranks answer to rank 0.
 
     Without a ``timeout``, healthy ranks that do not come are a deadlock, not a wait of half an hour.
 

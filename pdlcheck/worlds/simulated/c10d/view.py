@@ -167,7 +167,7 @@ def _is_not_of_a_rank(record: object) -> bool:
 
 _READS = "these read memory past torch's dispatcher, where the hazards of a pending operation are seen"
 _SEEDS = "a simulated rank has random streams of its own"
-IN_RANKS = Patches(
+IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while simulated ranks are open
     [
         Patch(
             c10d._world, "__class__", lambda real: _RankLocalWorld, "each simulated rank has process groups of its own"
@@ -191,7 +191,6 @@ IN_RANKS = Patches(
         Patch(c10d_logger, "_get_msg_dict", _not_in_ranks, "a log entry would ask for a group that the rank is not in"),
     ]
 )
-"""All that is exchanged in the process of a simulated world, while its ranks are open."""
 
 
 @contextmanager
@@ -275,7 +274,7 @@ def _copied(value: Any) -> Any:
 
 
 class SimulatedGroup(WatchedGroup):
-    """The end of a simulated group that one rank has."""
+    """One rank's end of a simulated group."""
 
     own_devices = ("cpu", "cuda")
 

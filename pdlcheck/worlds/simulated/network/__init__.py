@@ -1,1 +1,1 @@
-"""What operations of simulated ranks do: they meet, move data, and hold buffers."""
+"""The engine of the simulated world: it matches operations, moves their data, and holds buffers."""

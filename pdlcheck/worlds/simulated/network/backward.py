@@ -1,8 +1,9 @@
-"""Backward passes of simulated ranks: when one has ended, and that no two of them meet in a parameter.
+"""Backward passes of simulated ranks: the engine detects when a pass ends, and keeps two passes out of one parameter.
 
 torch locks a parameter while its gradient is accumulated, hooks included. A rank whose hook communicates gives up its
-turn there; another rank that came to the same parameter would wait in C++, where nobody could wake it. So would a rank
-that collects, in a hook of a DDP, that DDP itself, which a failed test has left as garbage on a model that lives on.
+turn inside that lock. Another rank that comes to the same parameter would wait in C++, where no rank could wake it. The
+same happens if the garbage collector runs in a hook of a DDP and frees that DDP. A failed test may leave a DDP as
+garbage on a model that lives on.
 """
 
 from __future__ import annotations
@@ -23,17 +24,22 @@ from pdlcheck.worlds.watch import user_line
 
 __all__ = ["Engine"]
 
-# the class of nodes that hold a leaf: C++ makes it when it first shows one to Python
+# the class of nodes that hold a leaf; C++ makes it when it first passes such a node to Python
 _AccumulateGrad: Any = type(get_gradient_edge(torch.ones(1, requires_grad=True)).node)
 _accumulating: dict[Any, int] = {}  # the node of a parameter -> the rank whose pass is under way
-_passes = 0  # under way on all ranks
-_collects = False  # as the garbage collector was before the first of them
+_passes = 0  # the number of passes under way on all ranks
+_collects = False  # whether the garbage collector was enabled before the first of them
 
 
 class Engine(torch._C._ImperativeEngine):
     """Autograd's engine, as torch's Python code calls it."""
 
     def run_backward(self, tensors: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass. On a rank, it holds the parameters whose gradients it accumulates.
+
+        Raises:
+            Unsupported: the pass of another rank holds one of the parameters.
+        """
         rank = current_rank()
         if rank is None:
             return super().run_backward(tensors, *args, **kwargs)
@@ -50,13 +56,16 @@ class Engine(torch._C._ImperativeEngine):
 
 
 def _in_this_thread() -> Any:
-    """Torch has a thread for each CUDA device, in which it goes backward: all ranks would wait for each other in it."""
+    """Return a context in which the backward pass stays in this thread.
+
+    torch has one thread for each CUDA device, in which it goes backward. All ranks would wait for each other in it.
+    """
     return torch.autograd.set_multithreading_enabled(False) if in_use() else nullcontext()
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """No garbage is collected until the passes of all ranks have ended."""
+    """Disable the garbage collector until the passes of all ranks have ended."""
     global _passes, _collects
     if not _passes:
         _collects = gc.isenabled()
@@ -71,7 +80,9 @@ def _without_collector() -> Iterator[None]:
 
 
 def _take(rank: int, leaves: set[Any]) -> set[Any]:
-    """Hold parameters for a pass of this rank; return those that no pass of it holds yet, as a pass may start another.
+    """Hold parameters for a pass of this rank, and return those that no other pass of the rank holds yet.
+
+    A pass may start another pass.
 
     Raises:
         Unsupported: another rank holds one.
@@ -90,15 +101,15 @@ def _take(rank: int, leaves: set[Any]) -> set[Any]:
 
 
 def _leaves(roots: Sequence[Tensor | GradientEdge]) -> set[Any]:
-    """The nodes at which a pass from ``roots`` accumulates gradients, one for each leaf that it reaches."""
+    """Return the nodes at which a pass from ``roots`` accumulates gradients, one for each leaf that it reaches."""
     nodes: list[Any] = []
     for root in roots:
         if isinstance(root, GradientEdge):
             nodes.append(root.node)
-        elif root.requires_grad:  # else torch says so
+        elif root.requires_grad:  # otherwise torch raises an error
             nodes.append(root.grad_fn or get_gradient_edge(root).node)
     seen = set(nodes)
-    for node in nodes:  # which grows
+    for node in nodes:  # the list grows meanwhile
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

@@ -1,9 +1,10 @@
-"""The buffers that pending operations of one rank hold, and what touches them before the rank has waited.
+"""The buffers that pending operations of one rank hold, and the detection of accesses before the wait.
 
-A dispatch mode sees every operation on tensors with its schema, so it knows what is read and what is written. It is
-in place only while operations are pending. It lies below the user's own modes, which may come and go above it. During a
-backward pass torch puts back the modes that were there when it began: what a hook posts is watched from the pass's end
-on, and a rank whose hooks have posted once keeps the mode, so that the next pass has it.
+A dispatch mode sees every operation on tensors with its schema, so it can decide what is read and what is written. The
+mode is in place only while operations are pending. It lies below the user's own modes, which may come and go above it.
+During a backward pass, torch restores the modes that were there when the pass began. An operation that a hook posts is
+therefore watched only from the end of the pass. A rank whose hooks have posted once keeps the mode, so that the next
+pass has it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Claims"]
 
 
 class _Claim:
-    """Memory of one tensor of a pending operation."""
+    """The claim on the memory of one tensor of a pending operation."""
 
     def __init__(self, owner: object, signature: Signature, memory: Tensor, is_output: bool) -> None:
         self.owner = owner
@@ -37,7 +38,7 @@ class _Claim:
 
 
 class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """All buffers that one rank must leave alone.
+    """The claims of one rank: all buffers that it must leave alone.
 
     Args:
         describe: returns the text of an operation, and that of a later collective of its group that has ended or ''.
@@ -47,17 +48,20 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._describe = describe
         self._by_storage: dict[int, list[_Claim]] = {}
-        self._storages: dict[int, list[int]] = {}  # by the id of the owner, whom the claims keep alive
+        self._storages: dict[int, list[int]] = {}  # by the id of the owner, which the claims keep alive
         self._handling = 0
         self._posts_in_hooks = False
 
     @property
     def held(self) -> bool:
-        """True while there is anything to be left alone."""
+        """Return whether there is any claim."""
         return bool(self._by_storage)
 
     def hold(self, owner: object, signature: Signature, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """From now on ``inputs`` must not be written, ``outputs`` neither read nor written; ``owner`` is the key."""
+        """Claim buffers: from now on ``inputs`` must not be written, and ``outputs`` neither read nor written.
+
+        ``owner`` is the key for :meth:`release`.
+        """
         written = {id(tensor) for tensor in outputs}
         for tensor in [*outputs, *(tensor for tensor in inputs if id(tensor) not in written)]:
             for memory in memories(tensor) if tensor.numel() else ():
@@ -70,14 +74,14 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._posts_in_hooks = True
 
     def resume(self) -> None:
-        """A backward pass has ended, and torch has put back the modes that were there before it."""
+        """Put the mode in place again after a backward pass, because torch has restored the modes from before it."""
         if self._by_storage:
             self._enter()
 
     def release(self, owner: object) -> None:
-        """The operation has been waited for."""
+        """Release the claims of an operation that the rank has waited for."""
         storages = self._storages.pop(id(owner), None)
-        if storages is None:  # most operations of torch's own are not watched
+        if storages is None:  # most operations that torch itself posts are not watched
             return
         for storage in storages:
             rest = [claim for claim in self._by_storage.pop(storage, ()) if claim.owner is not owner]
@@ -87,14 +91,19 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._leave()
 
     def clear(self) -> None:
-        """The rank has ended."""
+        """Release all claims, because the rank has ended."""
         self._by_storage.clear()
         self._storages.clear()
         self._posts_in_hooks = False
         self._leave()
 
     def check(self, tensor: Tensor, access: str, by: object) -> None:
-        """Raise if ``access`` (``read`` or ``write``) to ``tensor`` is too early; ``by`` is what does it.
+        """Check that an access to ``tensor`` does not come before the wait.
+
+        Args:
+            tensor: the tensor that is accessed.
+            access: ``read`` or ``write``.
+            by: the operation that accesses it.
 
         Raises:
             BufferHazard: a pending operation holds the memory.
@@ -114,7 +123,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if FakeTensor in types:
-            return func(*args, **kwargs)  # it has no memory
+            return func(*args, **kwargs)  # a fake tensor has no memory
         if types and not _PLAIN.issuperset(types):
             return NotImplemented  # a subclass unpacks itself first, and its plain tensors come here
         if self._by_storage and (known := _reads_and_writes(func)) is not None:
@@ -145,7 +154,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter(self) -> None:
         if self._handling or self in (stack := dispatch._get_current_dispatch_mode_stack()):
-            return  # the mode is out of the stack while it handles a call
+            return  # while the mode handles a call, it is not in the stack
         above = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
         for _ in above:
             dispatch._pop_mode()
@@ -155,7 +164,7 @@ class Claims(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave(self) -> None:
         stack = dispatch._get_current_dispatch_mode_stack()
         if self._handling or self not in stack:
-            return  # in the middle of a backward pass torch has put its own stack in place
+            return  # in the middle of a backward pass, torch has its own stack in place
         ours = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
         for _ in ours:
             dispatch._pop_mode()
@@ -193,12 +202,12 @@ _WHY = {
 _PLAIN = {Tensor, torch.nn.Parameter}
 _SCALARS = {bool, float, int, type(None)}
 _LOOK_AWAY = ("resize_", "set_", "record_stream")
-_COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # checked when posted
+_COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # checked at the post
 
 
 @lru_cache(maxsize=4096)
 def _reads_and_writes(func: Any) -> tuple[tuple[str, str], ...] | None:
-    """(argument, access) for each argument; None for views and for what looks at shapes alone."""
+    """Return (argument, access) for each argument; None for views, and for functions that read only shapes."""
     if not isinstance(func, torch._ops.OpOverload):
         return None
     schema = func._schema

@@ -1,4 +1,4 @@
-"""What each collective does to the tensors of its ranks."""
+"""The effect of each collective on the tensors of its ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from pdlcheck.worlds.watch import Operation, Part
 __all__ = ["Order", "Write", "moves", "read_by", "write", "writes_as_user", "written_by"]
 
 Write = tuple[Tensor, Tensor]  # (output, its new value)
-Order = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # the values of a reduction, in the order of adding
+Order = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # sorts the values of a reduction into the order of adding
 
 
 def moves(operations: Sequence[Operation], parts: Sequence[Sequence[Part]], order: Order) -> list[list[Write]]:
-    """Work out one collective (operations in group order) or one message (send, recv).
+    """Compute one collective (operations in group order) or one message (send, recv).
 
-    ``parts[i]`` are those of ``operations[i]``, their inputs maybe copies. Reductions add in one order for all ranks,
-    so every rank gets the same bits.
+    Reductions add in one order for all ranks, so every rank gets the same bits.
+
+    Args:
+        operations: the operations of all ranks.
+        parts: ``parts[i]`` are the parts of ``operations[i]``. Their inputs may be copies.
+        order: sorts the values of a reduction into the order of adding.
 
     Returns:
-        For each operation, what is to be written; a value of a collective is a copy, that of a message is the sent
-        tensor itself.
+        The writes of each operation. The value of a collective is a copy; that of a message is the sent tensor itself.
     """
     signature = operations[0].signature
     if not operations[0].parts:  # a barrier
@@ -47,7 +50,7 @@ def moves(operations: Sequence[Operation], parts: Sequence[Sequence[Part]], orde
 
 
 def read_by(operation: Operation) -> list[Tensor]:
-    """The tensors that an operation reads on its rank."""
+    """Return the tensors that an operation reads on its rank."""
     signature = operation.signature
     if signature.op == "broadcast" and signature.root != signature.rank:
         return []
@@ -55,7 +58,7 @@ def read_by(operation: Operation) -> list[Tensor]:
 
 
 def written_by(operation: Operation) -> list[Tensor]:
-    """The tensors that an operation writes on its rank."""
+    """Return the tensors that an operation writes on its rank."""
     signature = operation.signature
     if signature.op in ("broadcast", "reduce") and (signature.op == "reduce") != (signature.root == signature.rank):
         return []
@@ -66,17 +69,19 @@ _COPIED = frozenset({"all_gather", "gather", "reduce_scatter"})
 
 
 def writes_as_user(operation: Operation) -> bool:
-    """Whether torch copies results into the tensors as a user would: where autograd has saved one, its backward raises.
+    """Return whether torch copies results into the tensors as a user would, so that autograd detects the change.
 
-    It does where ranks have parts of a whole, and for several tensors at once; else it writes to the memory itself.
+    If autograd has saved such a tensor, its backward pass raises. torch copies where ranks have parts of a whole, and
+    where an operation has several tensors. In other operations it writes to the memory itself.
     """
     return operation.signature.op in _COPIED or operation.method in ("alltoall", "allreduce_coalesced")
 
 
 def write(writes: Sequence[Write], *, as_user: bool) -> None:
-    """Write through ``.data``, so the version counters of tensors show only what the user wrote, unless ``as_user``.
+    """Write the values through ``.data``, so that version counters of tensors show only the user's writes.
 
-    A sparse tensor is given other indices and values, which ``.data`` would keep to itself; its version is counted.
+    With ``as_user``, the version counters change too. A sparse tensor gets new indices and values, which ``.data``
+    would keep to itself; its version always changes.
     """
     for output, value in writes:
         if as_user and not output.is_inference():
@@ -89,13 +94,13 @@ def write(writes: Sequence[Write], *, as_user: bool) -> None:
 
 
 def _in_one_shape(parts: Sequence[Part]) -> Sequence[Part]:
-    """The inputs of ranks that differ in dimensions of one element."""
+    """Return the parts with all inputs in the shape of the first: they may differ in dimensions of one element."""
     shapes = [tensor.shape for part in parts for tensor in part.inputs[:1]]
     return [Part([tensor.reshape(shapes[0]) for tensor in part.inputs], part.outputs) for part in parts]
 
 
 def _multiplied(parts: Sequence[Part], operation: Operation) -> list[Part]:
-    """Each rank's inputs times the factor that this rank has given."""
+    """Return the parts of one rank with each input multiplied by the factor that this rank has passed."""
     _, factor = operation.reduce_op.__getstate__()
     return [Part([tensor.detach() * factor for tensor in part.inputs], part.outputs) for part in parts]
 
@@ -170,7 +175,10 @@ def _sum(values: Sequence[Tensor]) -> Tensor:
 
 
 def _larger(one: Tensor, other: Tensor) -> Tensor:
-    """As C++ compares, and gloo: a NaN stays where it comes first, and is lost where it comes later."""
+    """Return the larger elements as C++ and gloo compare.
+
+    A NaN stays if it comes first, and is lost if it comes later.
+    """
     return torch.where(one < other, other, one)
 
 
@@ -189,7 +197,7 @@ _REDUCTIONS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "BXOR": _fold(torch.bitwise_xor),
     "MAX": _fold(_larger),
     "MIN": _fold(_smaller),
-    "PREMUL_SUM": _sum,  # of inputs that are multiplied already
+    "PREMUL_SUM": _sum,  # the inputs are multiplied already
     "PRODUCT": _fold(torch.mul),
     "SUM": _sum,
 }

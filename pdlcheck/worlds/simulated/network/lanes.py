@@ -1,7 +1,7 @@
-"""Messages between two ranks in the order posted, whatever their tags: how NCCL carries them out.
+"""The lanes of messages: between two ranks, NCCL carries out messages in the order posted, whatever their tags.
 
-Each rank has one lane to each peer of a group. Its operations are carried out one after the other, so two ranks that
-both post a send and then a receive wait for ever. The operations of one ``batch_isend_irecv`` go together.
+Each rank has one lane to each peer of a group. The operations of a lane are carried out one after the other, so two
+ranks that both post a send and then a receive wait for ever. The operations of one ``batch_isend_irecv`` go together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Lanes"]
 
 
 class _Batch:
-    """Operations that go together; ``of`` tells them from those of another batch."""
+    """Operations that go together; ``of`` identifies their batch."""
 
     def __init__(self, of: object) -> None:
         self.of = of
@@ -28,17 +28,17 @@ class _Batch:
 
 
 class Lanes:
-    """Pairs sends with receives."""
+    """The lanes of all ranks, in which sends are paired with receives."""
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[str, int, int], list[_Batch]] = defaultdict(list)  # (group, rank, peer)
 
     def post(self, signature: Signature, key: Hashable, batch: object | None) -> Iterator[Match]:
-        """Add an operation; yield what it completes.
+        """Add an operation, and yield the matches that it completes.
 
         Raises:
             CollectiveMismatch: a message does not fit its buffer.
-            Unsupported: a receive from any rank.
+            Unsupported: the operation is a receive from any rank.
         """
         if signature.peer < 0:
             raise Unsupported("nccl has no receive from any rank, nor have messages in order: name the source")
@@ -62,7 +62,7 @@ def _pair(sender: _Batch, receiver: _Batch) -> Match | None:
     if send is None or recv is None:
         return None
     (sent, key), (taken, other) = sender.operations[send], receiver.operations[recv]
-    sender.operations.remove((sent, key))  # by value: of a message to oneself, both are in one batch
+    sender.operations.remove((sent, key))  # by value, because a message to oneself has both ends in one batch
     receiver.operations.remove((taken, other))
     if error := p2p_mismatch(sent, taken):
         raise error

@@ -1,4 +1,4 @@
-"""What ranks that have all returned left behind: operations that nobody waited for, messages that nobody received."""
+"""Work that ranks leave behind when all have returned: operations without a wait, and messages without a receive."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ def leaked(
     unwaited: Iterable[SimulatedWork],
     describe: Callable[[Signature], tuple[str, str]],
 ) -> LeakedWork | None:
-    """Return the error, or None. ``describe`` is as that of ``Claims``.
+    """Return the error for leaked work; None if there is none.
 
-    Operations that torch's own code posts and never waits for (DDP's join) are its own affair. A future counts as a
-    wait once it is done.
+    Operations that torch's own code posts and never waits for (DDP's join) do not count. A future counts as a wait once
+    it is done.
+
+    Args:
+        unmatched: the operations that have not matched.
+        unwaited: the asynchronous operations that no rank has waited for.
+        describe: see :class:`Claims`.
     """
     lost = {id(work): work for work in unmatched if work.operation.signature.op == "send" and work.matched}
     waiting = {id(work): work for work in unwaited if not (work.origin.torchs_own or work.finished)}

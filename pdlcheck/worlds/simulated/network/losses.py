@@ -1,4 +1,4 @@
-"""What survivors are told when a rank is lost: the errors of torch and gloo, with ``[sim]`` where gloo names a file."""
+"""The errors of survivors when a rank is lost: those of torch and gloo, with ``[sim]`` where gloo names a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "too_late",
 ]
 
-TIMEOUT_MS = 1_800_000  # of torch's groups
+TIMEOUT_MS = 1_800_000  # the default of torch's groups
 _REACHED = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
 _CONSEQUENCE = re.compile(
     r"\[sim\] (Connection closed by peer|Timed out waiting|Application timeout caused pair closure)"
@@ -36,40 +36,43 @@ _CONSEQUENCE = re.compile(
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Does the error only say that another rank is gone?"""
+    """Return whether the error only reports that another rank is gone."""
     return isinstance(error, RuntimeError) and _CONSEQUENCE.match(text_of(error)) is not None
 
 
 def is_time_limit(error: BaseException) -> bool:
-    """Does the error say that a time limit has elapsed in an operation?"""
+    """Return whether the error reports that a time limit has elapsed in an operation."""
     return text_of(error).startswith("[sim] Timed out waiting")
 
 
 def closed_by(rank: int) -> RuntimeError:
-    """The rank's process has ended."""
+    """Return the error for an operation that needs this rank, whose process has ended."""
     return RuntimeError(
         f"[sim] Connection closed by peer [rank {rank}]. This is typically caused by a remote worker crashing."
     )
 
 
 def pair_closure() -> RuntimeError:
-    """A time limit of this rank has elapsed before."""
+    """Return the error for an operation of a rank after one of its time limits has elapsed."""
     return RuntimeError("[sim] Application timeout caused pair closure")
 
 
 def too_late(signature: Signature, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:
-    """A time limit elapses in an operation that needs another rank."""
+    """Return the error for a time limit that elapses in an operation that needs another rank."""
     sends = signature.op == "send" or (signature.op in ("broadcast", "scatter") and signature.root == signature.rank)
     return timed_out("send" if sends else "recv", timeout_ms)
 
 
 def timed_out(direction: str, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:
-    """A time limit elapses in a ``send`` or ``recv``."""
+    """Return the error for a time limit that elapses in a ``send`` or ``recv``."""
     return RuntimeError(f"[sim] Timed out waiting {timeout_ms}ms for {direction} operation to complete")
 
 
 def never_met(rank: int, world_size: int, absent: Sequence[int], timeout: timedelta | None) -> RuntimeError:
-    """What ``init_process_group`` raises on a rank that came, with a store that rank 0 keeps (``env://``, ``tcp://``)."""
+    """Return the error of ``init_process_group`` on a rank that came.
+
+    The error is that of a store that rank 0 keeps (``env://``, ``tcp://``).
+    """
     timeout_ms = TIMEOUT_MS if timeout is None else round(timeout.total_seconds() * 1000)
     if 0 in absent:
         address = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "29500")
@@ -78,28 +81,30 @@ def never_met(rank: int, world_size: int, absent: Sequence[int], timeout: timede
         )
     if rank:
         return dist.DistStoreError(f"wait timeout after {timeout_ms}ms, keys: /default_pg/0//cpu//0/0")
-    seconds = timeout_ms // 1000 + 1  # rank 0 looks once a second
+    seconds = timeout_ms // 1000 + 1  # rank 0 checks once a second
     came = f"{world_size - len(absent)}/{world_size}"
     return dist.DistStoreError(f"Timed out after {seconds} seconds waiting for clients. {came} clients joined.")
 
 
 def never_joined(name: str, place: int, timeout: timedelta | None) -> RuntimeError:
-    """What ``new_group`` raises on a member of a group whose member ``place`` is lost."""
+    """Return the error of ``new_group`` on a member of a group whose member ``place`` is lost."""
     timeout_ms = TIMEOUT_MS if timeout is None else round(timeout.total_seconds() * 1000)
     return dist.DistStoreError(f"wait timeout after {timeout_ms}ms, keys: /default_pg/0//{name}//cpu//0/{place}")
 
 
 def heard_nobody(every: bool) -> RuntimeError:
-    """What ``monitored_barrier`` raises on rank 0 that may take no time, whoever waits for it."""
+    """Return the error of ``monitored_barrier(timeout=0)`` on rank 0, whether or not its peers are waiting."""
     told = "Rank 0 timed out in monitoredBarrier after 0 ms.\nNo ranks successfully processed in monitoredBarrier."
     return failed_to_pass(0, [1], 0, told, every)
 
 
 def failed_to_pass(rank: int, lost: Sequence[int], timeout_ms: int, original: object, every: bool) -> RuntimeError:
-    """What ``monitored_barrier`` raises on a rank that waits in it.
+    """Return the error of ``monitored_barrier`` on a rank that waits in it.
 
     Args:
-        rank, lost: places in the group.
+        rank: the rank's place in the group.
+        lost: the places of the lost ranks in the group.
+        timeout_ms: the time limit in milliseconds.
         original: the error of gloo beneath.
         every: name all lost ranks, as with ``wait_all_ranks``.
     """

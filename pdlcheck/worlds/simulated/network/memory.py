@@ -1,4 +1,4 @@
-"""Which memory a tensor takes, and whether two tensors share some."""
+"""The memory of tensors, and whether two tensors share some."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ __all__ = ["memories", "overlap", "storage_of"]
 
 
 def memories(tensor: Tensor) -> Sequence[Tensor]:
-    """The strided tensors that hold its elements: itself, or the indices and values of a sparse one in COO layout."""
+    """Return the strided tensors that hold the elements: the tensor itself, or the indices and values of a sparse one.
+
+    A sparse tensor in another layout than COO has none.
+    """
     if tensor.layout == torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else ()
 
 
 def storage_of(memory: Tensor) -> int:
-    """What two tensors of one storage have in common."""
+    """Return a number that is equal for two tensors of one storage."""
     return int(memory.untyped_storage()._cdata)
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Do two tensors of one storage share a byte?"""
+    """Return whether two tensors of one storage share a byte."""
     first, second = _span(one), _span(other)
     if first[0] >= second[1] or second[0] >= first[1]:
         return False

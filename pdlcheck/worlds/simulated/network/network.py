@@ -1,6 +1,6 @@
-"""The engine of the simulated world: pairs the operations of the ranks and moves their data.
+"""The engine of the simulated world: it matches the operations of the ranks and moves their data.
 
-What is left open by the rules of ``torch.distributed`` is decided by :class:`pdlcheck.worlds.semantics.Semantics`.
+:class:`pdlcheck.worlds.semantics.Semantics` decides what the rules of ``torch.distributed`` leave open.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _PATIENCE = 10_000  # turns of other ranks
 
 
 class Network:
-    """Links the ranks of a simulated cluster; an ``Engine`` for their process groups."""
+    """The engine that links the ranks of a simulated cluster: an ``Engine`` for their process groups."""
 
     def __init__(self, world_size: int) -> None:
-        self.recorder: Recorder | None = None  # of the run under way, if anybody wants its times
+        self.recorder: Recorder | None = None  # of the run under way, if its times are requested
         self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
         self.store = SimulatedStore(self.scheduler)
-        self.worn = False  # a rank has left something behind that the next world's ranks would find
+        self.worn = False  # whether a rank has left something behind that the next world's ranks would find
         self._claims = [Claims(self._describe) for _ in range(world_size)]
         self._seed = 0
         self._forget()
 
     def serve(self, seed: int, semantics: Semantics) -> None:
-        """Belong to a world, which may have other ranks than the first one's only in what it says here."""
+        """Reuse these rank threads for another world; only its seed and semantics differ."""
         self.semantics = semantics
         self._seed = seed
         self.scheduler.seed(seed)
@@ -76,7 +76,10 @@ class Network:
                 serve_another_world(rank)
 
     def reset(self) -> None:
-        """Forget all, after ranks failed in the middle of something; each makes its default group anew."""
+        """Forget everything, after ranks failed in the middle of an operation.
+
+        Each rank makes its default group anew.
+        """
         self.worn = True
         forget_servers()
         self.store = SimulatedStore(self.scheduler)
@@ -87,7 +90,10 @@ class Network:
         self._forget()
 
     def break_off(self) -> None:
-        """Forget all but the groups, which are whole on some ranks only: those may still be torn down."""
+        """Forget everything except the groups, which may still be torn down.
+
+        The groups may be complete on some ranks only.
+        """
         self.worn = True
         forget_servers()
         self._forget()
@@ -98,13 +104,13 @@ class Network:
         self._posted: dict[int, SimulatedWork] = {}  # not matched yet
         self._open: dict[int, SimulatedWork] = {}  # asynchronous, and not waited for yet
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
-        self._unseen: list[SimulatedWork] = []  # complete, and nobody has been told
+        self._unseen: list[SimulatedWork] = []  # matched, and not visible yet
         self.last: dict[int, Signature] = {}  # rank -> its last operation
         self._ended: dict[tuple[int, str], Signature] = {}  # rank, group -> the last collective that has ended
         self.begin()
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:
-        """A run starts, which suffers these faults: operations are counted from 0."""
+        """Start a run with these faults. Operations are counted from 0."""
         self.last.clear()
         self.callers = Callers()
         self.shared = Shared()
@@ -123,7 +129,7 @@ class Network:
         return [group for group in rank.c10d.get("pg_map", ()) if isinstance(group, WatchedGroup)]
 
     def _suffer(self, signature: Signature) -> list[Corrupt]:
-        """Apply the faults that this operation meets, and what earlier ones leave of it."""
+        """Apply the faults that this operation meets, and the effects of earlier ones; return how to damage it."""
         damages = self.suffering.meet(signature, self._posted)
         if self.suffering.is_stalled(signature.rank):
             try:
@@ -135,16 +141,16 @@ class Network:
         return damages
 
     def _elapse(self) -> bool:
-        """Nobody can go on: time limits may elapse, the shortest first."""
+        """Let time limits elapse, the shortest first, because no rank can go on."""
         return self.scheduler.elapsing.elapse() or self.suffering.elapse(self._posted)
 
     def leave(self, rank: int) -> None:
-        """The running rank has ended."""
+        """Release what the running rank holds, because it has ended."""
         self._claims[rank].clear()
         self.worn = self.worn or not is_as_joined() or are_left_on()
 
     def rest(self) -> bool:
-        """Hold on to nothing of the last run; False if the ranks are no longer as those of a network just made."""
+        """Drop everything that belongs to the last run; return False if the ranks are not as those of a new network."""
         if self.worn:
             forget_servers()
             return False
@@ -153,7 +159,7 @@ class Network:
         return True
 
     def leaks(self) -> PdlcheckError | None:
-        """What the ranks left behind, once all have returned."""
+        """Return the error for what the ranks left behind, once all have returned; None if there is nothing."""
         return leaked(self._posted.values(), self._open.values(), self._describe) if self.semantics.leaks else None
 
     def _describe(self, signature: Signature) -> tuple[str, str]:
@@ -165,7 +171,7 @@ class Network:
     # -- operations --------------------------------------------------------------------------------
 
     def post(self, operation: Operation) -> SimulatedWork:
-        """Take an operation of the running rank; it completes when its partners are there."""
+        """Post an operation of the running rank. It completes when its partners are there."""
         refuse(operation)
         refuse_as_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
         require_own_group(operation, self)
@@ -199,7 +205,7 @@ class Network:
         except CollectiveMismatch as error:
             self.scheduler.fail(error)
             raise
-        except (RuntimeError, TypeError, ValueError) as error:  # of torch, in the midst of it: on no rank is it done
+        except (RuntimeError, TypeError, ValueError) as error:  # raised by torch midway: no rank completes it
             failed = Unsupported(f"simulated ranks cannot carry out {signature}: {error}")
             self.scheduler.fail(failed)
             raise failed from error
@@ -213,10 +219,10 @@ class Network:
         return () if match is None else (match,)
 
     def _await_the_others(self, signature: Signature) -> None:
-        """The running rank has met others in a collective that cannot be: wait for what the rest has to say.
+        """Wait for the remaining ranks, because the running rank has met others in a collective with a mismatch.
 
         Raises:
-            CollectiveMismatch: the rest is there, or it cannot come, or has not come in a long time.
+            CollectiveMismatch: the remaining ranks are there, or cannot come, or have not come in a long time.
         """
         __tracebackhide__ = True
         elapsed: list[bool] = []
@@ -241,7 +247,7 @@ class Network:
             work.match(transfer)
         if match.signatures[0].is_p2p:
             for work, source in zip(works, reversed(match.signatures), strict=True):
-                work.came_from(source.members.index(source.rank))  # torch asks for the number in the group
+                work.came_from(source.members.index(source.rank))  # torch reads the rank in the group
         if self.semantics.data == "at_once":
             transfer.move()
         elif self.semantics.data == "random":
@@ -258,16 +264,16 @@ class Network:
         if self.semantics.reduce == "reversed":
             return values[::-1]
         places = list(range(len(values)))
-        random.Random(f"reduce {self._seed}").shuffle(places)  # the same order at every call, as real backends have
+        random.Random(f"reduce {self._seed}").shuffle(places)  # the same order at every call, as on real backends
         return [values[place] for place in places]
 
     # -- buffers -----------------------------------------------------------------------------------
 
     def _protect(self, work: SimulatedWork) -> None:
-        """Until the rank waits for the operation, its buffers are not the rank's own.
+        """Protect the buffers of an operation until the rank waits for it.
 
-        What torch itself posts (DDP's reducer, functional collectives) is poisoned and not watched: watching costs
-        time, and torch waits before it hands a result out.
+        Operations that torch itself posts (DDP's reducer, functional collectives) are poisoned and not watched.
+        Watching costs time, and torch waits before it hands out a result.
         """
         operation, origin = work.operation, work.origin
         claims = self._claims[operation.signature.rank]
@@ -284,7 +290,7 @@ class Network:
             claims.hold(work, operation.signature, read_by(operation), written_by(operation))
 
     def finished(self, work: SimulatedWork) -> None:
-        """The rank has waited for the operation."""
+        """Record that the rank has waited for the operation, and release its buffers."""
         signature = work.operation.signature
         if (last := self._ended.get(key := (signature.rank, signature.group))) is None or last.seq < signature.seq:
             self._ended[key] = signature
@@ -293,7 +299,7 @@ class Network:
             self._claims[signature.rank].release(work)
 
     def finish_earlier(self, waited: Signature) -> None:
-        """The running rank has waited for a collective, and by that for those before it on the group."""
+        """Finish earlier collectives of the running rank on the group, because it has waited for a later one."""
         for work in [] if waited.is_p2p else list(self._open.values()):
             one = work.operation.signature
             same = one.rank == waited.rank and one.group == waited.group and not one.is_p2p
@@ -301,17 +307,17 @@ class Network:
                 work.finish()
 
     def reads(self, rank: int, tensor: Tensor, by: str) -> None:
-        """The running rank reads a tensor where no dispatch mode sees it."""
+        """Check a read of the running rank that no dispatch mode sees."""
         self._claims[rank].check(tensor, "read", by)
 
     def after_backward(self, rank: int) -> None:
-        """A backward pass of the running rank has ended."""
+        """Watch the rank's pending operations again, because a backward pass has ended."""
         self._claims[rank].resume()
 
     # -- time --------------------------------------------------------------------------------------
 
     def wait(self, ready: Callable[[], bool], waits_for: Any) -> None:
-        """Block the running rank until ``ready()``."""
+        """Block the running rank until ``ready()`` returns True."""
         __tracebackhide__ = True
         if self._unmoved or self._unseen:
             self._let_things_happen()
@@ -319,36 +325,40 @@ class Network:
         self.scheduler.wait_until(ready, waits_for)
 
     def wait_for(self, work: SimulatedWork, limit_s: float) -> None:
-        """Block the running rank until it may go on with ``work``, which gives up when nobody else can go on either.
+        """Block the running rank until it may go on with ``work``, or until its time limit elapses.
 
-        Ranks have no clock of their own, so that a limit elapses as late as it can, and of several the shortest does.
+        Ranks have no clock of their own. A limit therefore elapses only when no other rank can go on, and the shortest
+        of several limits elapses.
         """
         with self.scheduler.elapsing.limit(limit_s, work.operation.signature.rank, work.elapse):
             self.wait(work.may_go_on, work.operation.signature)
 
     def wait_in_store(self, ready: Callable[[], bool], waits_for: str, access: StoreAccess, limit_s: float) -> bool:
-        """Block the running rank until ``ready()``; False if that does not come about, as in :meth:`wait_for`."""
+        """Block the running rank until ``ready()`` returns True; return False if ``limit_s`` elapses before.
+
+        Limits elapse as in :meth:`wait_for`.
+        """
         elapsed: list[bool] = []
         with self.scheduler.elapsing.limit(limit_s, running_rank().rank, lambda: elapsed.append(True)):
             self.scheduler.wait_until(lambda: bool(elapsed) or ready(), waits_for, access)
         return ready()
 
     def missing(self, signature: Signature) -> tuple[int, ...]:
-        """The ranks that an operation still waits for."""
+        """Return the ranks that an operation still waits for."""
         return self._matcher.missing(signature)
 
     def close(self, signature: Signature) -> None:
-        """A rank has given up waiting for a message; see :meth:`Suffering.close`."""
+        """Close the connections of a rank that has given up waiting for a message; see :meth:`Suffering.close`."""
         self.suffering.close(signature, self._posted)
         self._open = {key: work for key, work in self._open.items() if not work.is_lost}
 
     def poll(self, waits_for: Signature) -> None:
-        """The running rank asks whether an operation is complete."""
+        """Give up the turn, because the running rank asks whether an operation is complete."""
         self._let_things_happen()
         self.scheduler.poll(waits_for, Question(waits_for))
 
     def _let_things_happen(self) -> None:
-        """Some of what the semantics leave open happens now."""
+        """Let some of the events happen that the semantics leave open."""
         if self._unmoved:
             for transfer in self._unmoved:
                 if self._random.random() < 0.5:
@@ -358,7 +368,7 @@ class Network:
             self._show(of=None)
 
     def _show(self, of: RankThread | None) -> None:
-        """Show some operations to their ranks, and to the rank ``of`` all of its own, as it is about to block."""
+        """Make some operations visible, and all those of the rank ``of``, because it is about to block."""
         if self._unseen:
             chosen = [work for work in self._unseen if work.owner is of or self._random.random() < 0.5]
             self._unseen = [work for work in self._unseen if work not in chosen]

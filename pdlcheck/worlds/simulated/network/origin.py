@@ -1,4 +1,4 @@
-"""Where an asynchronous operation comes from: a blocking call of torch, torch's own code, or the user's."""
+"""The origin of an asynchronous operation: a blocking call of torch, torch's own code, or the user's code."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ _THAT_WAIT = {"recv", "send"}  # functions of torch.distributed that wait for wh
 
 
 class Origin(NamedTuple):
-    """Args:
-    blocking: the call waits for the operation before it returns to its caller.
-    torchs_own: torch's code called ``torch.distributed``, such as DDP's reducer; else the user's did.
-    batch: the call of ``batch_isend_irecv`` that it belongs to.
+    """The origin of an operation.
+
+    Args:
+        blocking: the call waits for the operation before it returns to its caller.
+        torchs_own: torch's code called ``torch.distributed``, such as DDP's reducer; False if the user's code did.
+        batch: the call of ``batch_isend_irecv`` that the operation belongs to.
     """
 
     blocking: bool
@@ -39,7 +41,7 @@ _BLOCKING = Origin(blocking=True, torchs_own=False, batch=None)
 
 
 class _Places(dict[str, str]):
-    """Whose a file is, by its name: ``user``, ``torch``, ``passed through``, or empty: the worlds'."""
+    """The owner of a file, by its name: ``user``, ``torch``, ``passed through``, or empty for the worlds."""
 
     def __missing__(self, path: str) -> str:
         if path in _PASSED_THROUGH:
@@ -56,9 +58,9 @@ _place_of = _Places()
 
 
 def origin(operation: Operation | None = None) -> Origin:
-    """Where the call under way comes from, or the ``operation`` that it posts.
+    """Return the origin of the call under way, or of the ``operation`` that it posts.
 
-    Blocking collectives say so in their options; of all else it is told by the frames.
+    Blocking collectives declare it in their options. For everything else, the frames show it.
     """
     if operation is not None and operation.args and getattr(operation.args[-1], "asyncOp", True) is False:
         return _BLOCKING

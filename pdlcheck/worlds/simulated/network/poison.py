@@ -1,4 +1,4 @@
-"""Values that show at once that a buffer was read too early."""
+"""The values of poison, which show at once that a buffer was read too early."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ __all__ = ["poison"]
 
 
 def poison(tensor: Tensor) -> None:
-    """Fill with NaN; integers with their smallest value (unsigned: their largest), booleans with True.
+    """Fill a tensor with NaN, integers with their smallest value (unsigned: their largest), and booleans with True.
 
-    Of a sparse tensor the values are filled.
-
-    Written through ``.data``, so the version counter does not move.
+    In a sparse tensor, the values are filled. The write goes through ``.data``, so the version counter does not change.
     """
     dtype = tensor.dtype
     value = _VALUES.get(dtype)

@@ -1,8 +1,8 @@
-"""Loops over sets in which ranks communicate: each process of a cluster has the elements in an order of its own.
+"""Loops over sets in which ranks communicate: each process of a cluster has its own order of the elements.
 
-Strings hash by a seed that each interpreter chooses when it starts, and most objects by their address. Simulated ranks
-share one interpreter, and so one order: the program passes here and mixes up its operations there. What a loop runs
-over is read from the source of the function that posts, once for each line.
+Each interpreter chooses a seed for the hashes of strings when it starts, and most objects hash by their address.
+Simulated ranks share one interpreter, and therefore one order. A program passes here, and mixes up its operations on a
+cluster. The iterable of a loop is read from the source of the function that posts, once for each line.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pdlcheck.worlds.watch.callsite import KIND_OF_FILE, short
 
 __all__ = ["SetOrder"]
 
-_FRAMES = 6  # innermost frames of the user that are looked at
-_LOOKS = 16  # at each call of a rank in one run: more would take longer, and hardly find more
-_NO_ORDER = frozenset({"barrier"})  # who comes to the same operation twice cannot mix it up
+_FRAMES = 6  # the number of innermost user frames that are examined
+_LOOKS = 16  # times that each call of a rank is examined in one run; more take longer and hardly find more
+_NO_ORDER = frozenset({"barrier"})  # a rank cannot mix up two equal operations
 _KEEP_ORDER = frozenset({"enumerate", "filter", "iter", "list", "map", "reversed", "tuple", "zip"})
 _OF_SETS = frozenset({"copy", "difference", "intersection", "symmetric_difference", "union"})
 _OPERATORS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)
@@ -43,15 +43,15 @@ class _Loop(NamedTuple):
 
 
 class SetOrder:
-    """What is found on the ranks of one network."""
+    """The loops over sets that are found on the ranks of one network."""
 
     def __init__(self) -> None:
         self._line = ""
-        self._looks: dict[tuple[int, int, int], int] = {}  # at each call, by rank, code and place
+        self._looks: dict[tuple[int, int, int], int] = {}  # examinations of each call, by rank, code and place
         self._elements: dict[tuple[int, int, int], Any] = {}  # of loops that are under way, by rank, frame and line
 
     def look(self, signature: Signature) -> None:
-        """A rank posts an operation: does a loop over a set lead here?"""
+        """Check whether a loop over a set leads to the operation that a rank is about to post."""
         if self._line or signature.op in _NO_ORDER:
             return
         frame: FrameType | None = sys._getframe(1)
@@ -70,7 +70,7 @@ class SetOrder:
             frame = frame.f_back
 
     def warning(self) -> SetOrderWarning | None:
-        """Return what to warn of, once for each loop in the life of the process."""
+        """Return the warning, once for each loop in the life of the process; None if there is none."""
         line, self._line = self._line, ""
         return SetOrderWarning(line) if line else None
 
@@ -92,7 +92,7 @@ class SetOrder:
         return next((loop for loop in loops if self._is_of_a_set(rank, frame, loop)), None)
 
     def _is_of_a_set(self, rank: int, frame: FrameType, loop: _Loop) -> bool:
-        """Whether the loop is at its second element, of a set in which the order is not the same everywhere."""
+        """Return whether the loop is past its first element, in a set whose order is not the same everywhere."""
         scope = _scope(frame)
         elements = [scope[name] for name in loop.names if name in scope]
         if all(_is_stable(one) for one in elements) or not _is_set(loop.iterable, scope):
@@ -105,7 +105,10 @@ class SetOrder:
 
 
 def _scope(frame: FrameType) -> Mapping[str, Any]:
-    """The names that the frame sees: up to Python 3.11 a comprehension has a frame inside that of its function."""
+    """Return the names that the frame sees.
+
+    Up to Python 3.11, a comprehension has a frame inside that of its function.
+    """
     inside = [frame.f_locals]
     if frame.f_code.co_name.startswith("<") and frame.f_back is not None:
         inside.append(frame.f_back.f_locals)
@@ -119,7 +122,7 @@ def _is_stable(value: Any) -> bool:
 
 
 def _may_be_set(expression: ast.expr) -> bool:
-    """Whether it can be one at all, by its form: most loops are over a range, or what a call returns."""
+    """Return whether an expression of this form can be a set. Most loops are over a range, or the result of a call."""
     match expression:
         case ast.Set() | ast.SetComp() | ast.Name() | ast.Attribute() | ast.BinOp():
             return True
@@ -131,7 +134,7 @@ def _may_be_set(expression: ast.expr) -> bool:
 
 
 def _is_set(expression: ast.expr, scope: Mapping[str, Any]) -> bool:
-    """Whether the value of an expression has the order of a set. Nothing is called to find out."""
+    """Return whether the value of an expression has the order of a set. This calls no user code."""
     match expression:
         case ast.Set() | ast.SetComp():
             return True
@@ -151,7 +154,7 @@ def _is_keys(expression: ast.expr) -> bool:
 
 
 def _value_of(expression: ast.expr, scope: Mapping[str, Any]) -> Any:
-    """Of a name, or an attribute that an object or a class holds; None of one that would have to be computed."""
+    """Return the value of a name, or of an attribute that an object or a class holds; None if it must be computed."""
     if isinstance(expression, ast.Name):
         return scope.get(expression.id)
     if isinstance(expression, ast.Attribute):
@@ -163,16 +166,16 @@ def _value_of(expression: ast.expr, scope: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def _loops_around(path: str, line: int) -> tuple[_Loop, ...]:
-    """The loops of a file in whose bodies this line is."""
+    """Return the loops of a file whose bodies contain this line."""
     return tuple(loop for first, last, loop in _loops_of(path) if first <= line <= last)
 
 
 @lru_cache(maxsize=256)
 def _loops_of(path: str) -> tuple[tuple[int, int, _Loop], ...]:
-    """The loops of a file that may run over a set, with the first and the last line of their bodies."""
+    """Return the loops of a file that may run over a set, with the first and the last line of their bodies."""
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError, RecursionError):  # no file of Python's, or not as it was imported
+    except (SyntaxError, ValueError, RecursionError):  # not a Python file, or changed since its import
         return ()
     return tuple(found for node in ast.walk(tree) for found in _loops_in(node) if _may_be_set(found[2].iterable))
 

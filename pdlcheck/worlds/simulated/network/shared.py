@@ -1,4 +1,7 @@
-"""Tensors that ranks of one run share, and change: of what was made before it, a process would have its own."""
+"""Tensors that the ranks of one run share and change.
+
+If such a tensor was made before the run, each process would have its own.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,24 @@ __all__ = ["Shared", "version_of"]
 
 
 class Shared:
-    """What is found in one run.
+    """The shared tensors that are found in one run.
 
-    Only tensors that operations of one match hold at the same time are compared, of each operation the first that it
-    reads and the first that it writes; and parameters, by the gradients that ranks add up. Processes may share memory,
-    too: tensors that ``Tensor.is_shared`` are left out.
+    Only tensors that operations of one match hold at the same time are compared: from each operation the first tensor
+    that it reads and the first that it writes. Parameters are compared too, if ranks add to their gradients. Processes
+    may share memory as well, so tensors with ``Tensor.is_shared`` are left out.
     """
 
     def __init__(self) -> None:
         self._line = ""
-        self._gradients: dict[int, tuple[ReferenceType[Tensor], int]] = {}  # id of a parameter -> itself, and who came
+        self._gradients: dict[int, tuple[ReferenceType[Tensor], int]] = {}  # id of a parameter -> itself, last rank
 
     def compare(self, works: Sequence[SimulatedWork]) -> None:
-        """Operations have met. Who only reads a tensor may share it, as long as nobody writes between their calls."""
+        """Compare the tensors of operations that have matched.
+
+        Ranks that only read a tensor may share it, as long as no rank writes to it between their calls.
+        """
         if self._line:
-            return  # one is enough to tell
+            return  # the warning needs only one
         holders: dict[int, SimulatedWork] = {}
         for work in works:
             for tensors in work.operation.parts[0] if work.operation.parts else ():
@@ -55,7 +61,7 @@ class Shared:
                         return
 
     def accumulate(self, rank: int, parameter: Tensor) -> None:
-        """A rank is about to add to the gradient of ``parameter``."""
+        """Record that a rank is about to add to the gradient of ``parameter``."""
         known, other = self._gradients.get(id(parameter), (None, rank))
         self._gradients[id(parameter)] = ref(parameter), rank
         if other != rank and known is not None and known() is parameter and parameter.grad is not None:
@@ -65,7 +71,7 @@ class Shared:
             )
 
     def warning(self) -> SharedTensorWarning | None:
-        """What to warn of, if there is anything."""
+        """Return the warning; None if there is none."""
         if not self._line:
             return None
         return SharedTensorWarning(
@@ -86,7 +92,7 @@ def _both(one: Signature, other: Signature) -> str:
 
 
 def version_of(operation: Operation) -> int:
-    """How often the first tensor that ``operation`` reads has been written in place, as far as that is counted."""
+    """Return how often the first tensor that ``operation`` reads was written in place, as far as torch counts that."""
     parts = operation.parts
     if not parts or not parts[0].inputs:
         return 0

@@ -1,4 +1,4 @@
-"""How the faults of a run apply: which operation meets one, what its rank and the survivors see of it."""
+"""The effects of the faults of a run: which operation meets one, and what its rank and the survivors observe."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Suffering:
     """The faults of one run.
 
     Attributes:
-        gone: rank -> what a fault did to it.
-        loses_ranks: among them are faults that take a rank from its group.
+        gone: rank -> the error that states what a fault did to it.
+        loses_ranks: whether there are faults that take a rank from its group.
         absent: ranks that never came.
         why_not: fault -> why it changed nothing; a fault that came about is not in it.
-        patient: ranks that wait for one that has given up, until it ends or nobody else can go on.
-        over: nobody but stalled ranks is left, or nobody can go on: their threads end.
+        patient: ranks that wait for one that has given up, until it ends or no other rank can go on.
+        over: whether only stalled ranks are left, or no rank can go on: their threads end.
     """
 
     def __init__(self, faults: Sequence[Absent | Corrupt | Kill | Stall], world_size: int) -> None:
@@ -51,10 +51,15 @@ class Suffering:
         self._stalled: set[int] = set()
         self._closed: set[tuple[str, int]] = set()  # (group, rank) whose connections a time limit has closed
         self._counts: Counter[int] = Counter()
-        self._given: dict[object, Sequence[Tensor]] = {}  # what a rank gave to its last operation of each form
+        self._given: dict[object, Sequence[Tensor]] = {}  # the inputs of a rank's last operation of each form
 
     def gather(self, rank: int, timeout: timedelta | None = None, *, unasked: bool = False) -> None:
-        """The rank wants the default group; ``unasked``: it takes for granted that the world has made it.
+        """Check that no rank is absent, because ``rank`` needs the default group.
+
+        Args:
+            rank: the rank that needs the group.
+            timeout: the time limit of its call.
+            unasked: the rank takes for granted that the world has made the group.
 
         Raises:
             RuntimeError: a rank is absent.
@@ -70,24 +75,24 @@ class Suffering:
         raise error
 
     def why(self, fault: Absent | Corrupt | Kill | Stall) -> str:
-        """Why a fault that did not come about changed nothing."""
+        """Return why a fault that did not come about changed nothing."""
         reason, count = self.why_not[fault], self._counts[fault.rank]
         if reason != _FEWER:
             return reason
         return f"{reason}: {f'{count}, numbered from 0' if count else 'none'}"
 
     def kills_next(self, rank: int) -> bool:
-        """Is the rank killed at the operation that it is about to post?"""
+        """Return whether the rank is killed at the operation that it is about to post."""
         return any(isinstance(f, Kill) and (f.rank, f.operation) == (rank, self._counts[rank]) for f in self.faults)
 
     def meet(self, signature: Signature, posted: dict[int, SimulatedWork]) -> list[Corrupt]:
-        """Count an operation that is about to be posted; return how it is to be damaged.
+        """Count an operation that is about to be posted, and return the faults that damage it.
 
         Raises:
             RankGone: the rank is killed now, or was taken earlier.
             RuntimeError: the operation needs a rank that is gone.
         """
-        self.gather(signature.rank, unasked=True)  # of a group that was there before the run
+        self.gather(signature.rank, unasked=True)  # the group may have been there before the run
         rank, number = signature.rank, self._counts[signature.rank]
         self._counts[rank] += 1
         if rank in self.gone:
@@ -119,7 +124,7 @@ class Suffering:
         return [fault for fault in met if isinstance(fault, Corrupt)]
 
     def check(self, signature: Signature) -> None:
-        """Raise what gloo raises for an operation whose partners are known to be out of reach."""
+        """Raise gloo's error for an operation whose partners are known to be out of reach."""
         if (signature.group, signature.rank) in self._closed:
             raise pair_closure()
         for lost in [*self.gone.keys() - self._stalled, *(r for group, r in self._closed if group == signature.group)]:
@@ -127,10 +132,15 @@ class Suffering:
                 raise closed_by(lost)
 
     def is_stalled(self, rank: int) -> bool:
+        """Return whether a fault has stalled the rank."""
         return rank in self._stalled
 
     def elapse(self, posted: dict[int, SimulatedWork]) -> bool:
-        """Nobody can go on: let the time limits of operations that need a stalled rank elapse; True if that helps."""
+        """Let the time limits of operations that need a stalled rank elapse, because no rank can go on.
+
+        Returns:
+            True if something has changed.
+        """
         if self.patient:
             self.patient.clear()
             return True
@@ -150,11 +160,11 @@ class Suffering:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing has happened, or can, that an operation has to be checked for."""
+        """Return whether no operation has to be checked, because nothing has happened, or can happen."""
         return not self.faults and not self._closed
 
     def close(self, signature: Signature, posted: dict[int, SimulatedWork]) -> None:
-        """A time limit has elapsed in a message of this rank: its connections in the group are of no use any more."""
+        """Close the connections of this rank in the group, because a time limit has elapsed in one of its messages."""
         self._closed.add((signature.group, signature.rank))
         self._close(posted, signature.group, signature.rank)
 
@@ -216,12 +226,12 @@ def _lose(
 
 
 def _needs(signature: Signature, rank: int) -> bool:
-    """Can the operation not do without this rank? A receive from any source can, as on gloo."""
+    """Return whether the operation cannot complete without this rank. A receive from any source can, as on gloo."""
     return signature.peer == rank if signature.is_p2p else rank in signature.members
 
 
 def _form(operation: Operation) -> object:
-    """Equal for operations of one rank that can take each other's input."""
+    """Return a key that is equal for operations of one rank that can take each other's input."""
     signature = operation.signature
     return signature.rank, signature.op, *((tensor.shape, tensor.dtype) for tensor in read_by(operation))
 
@@ -252,7 +262,7 @@ def _unfit(fault: Corrupt, tensors: Sequence[Tensor], given: Sequence[Tensor] | 
 
 
 def _place(tensors: Sequence[Tensor], element: int) -> tuple[int, int]:
-    """(number of the tensor, number of the element in it)."""
+    """Return (number of the tensor, number of the element in it)."""
     for place, tensor in enumerate(tensors):
         if element < tensor.numel():
             return place, element

@@ -1,4 +1,4 @@
-"""The handle of an operation on simulated ranks, from the post to the moment when its results are there to be used."""
+"""The handle of an operation on simulated ranks, from the post to the moment when its results can be used."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedWork", "Transfer"]
 
-_networks_own = torch._C._DisableTorchDispatch  # what the network does to tensors, no mode of a rank sees
+_networks_own = torch._C._DisableTorchDispatch  # hides the network's work on tensors from the modes of ranks
 
 
 @uncompiled
 class SimulatedWork(WatchedWork):
-    """An operation is posted, then *matched* when its partners are there, then *finished* by its rank.
+    """An operation that is posted, then *matched* when its partners are there, then *finished* by its rank.
 
-    A rank that waits finishes a matched operation: results are delivered and the buffers belong to the rank again.
+    A rank that waits finishes a matched operation: results are delivered, and the buffers belong to the rank again.
     Polls and futures do so once the operation is *visible*, which the semantics may delay.
     """
 
-    # what most operations never change
+    # class attributes, because most operations never change them
     holds_back = False  # results stay out of the outputs until this rank has waited
     matched = False
     visible = False
     finished = False
     transfer: Transfer | None = None
     results: Sequence[Write] = ()
-    act: Act | None = None  # what the recorder of times knows it by
-    deliver: Callable[[Sequence[Write]], Sequence[Write]] | None = None  # a fault damages what arrives
+    act: Act | None = None  # the entry of the operation in the recorded trace
+    deliver: Callable[[Sequence[Write]], Sequence[Write]] | None = None  # set by a fault that damages the results
     _waited = False
     _gave_future = False
     _elapsed = False
-    _lost: RuntimeError | None = None  # a rank is gone without which there is no end
+    _lost: RuntimeError | None = None  # set if a rank is gone that the operation needs
 
     def __init__(self, network: Network, operation: Operation, origin: Origin, post: Post) -> None:
         super().__init__(operation)
@@ -69,7 +69,7 @@ class SimulatedWork(WatchedWork):
         self._network = network
 
     def protect(self, poisoned: bool) -> None:
-        """Copy the inputs that lie in outputs, and poison the outputs, if wanted."""
+        """Copy the inputs that share memory with outputs, and poison the outputs, if ``poisoned``."""
         outputs = written_by(self.operation) if poisoned else ()
         if not outputs:
             return
@@ -82,28 +82,28 @@ class SimulatedWork(WatchedWork):
                 poison(output)
 
     def buffer(self) -> None:
-        """A send that need not wait: its data is taken along now."""
+        """Copy the data of a send now, because the send need not wait."""
         with _networks_own():
             self.parts = [Part([x.detach().clone() for x in part.inputs], part.outputs) for part in self.parts]
         self.matched = self.visible = True
 
     def match(self, transfer: Transfer) -> None:
-        """All partners are there; called by the rank that came last."""
+        """Record that all partners are there. The rank that came last calls this."""
         self.transfer, self.matched = transfer, True
 
     def came_from(self, source: int) -> None:
-        """The message is from this place in the group."""
+        """Record the source of the message, as a place in the group."""
         self._source = source
 
     def show(self) -> None:
-        """Polls and futures learn that the operation is complete."""
+        """Make the operation visible to polls and futures."""
         self.visible = True
         if self._future is not None and self.owner is not None and not self.finished:
-            # callbacks of the future belong in the thread of the rank that owns it
+            # callbacks of the future must run in the thread of the rank that owns it
             self.owner.on_resume.append(self.finish)
 
     def finish(self) -> None:
-        """Deliver the results; called by the owning rank."""
+        """Deliver the results. The owning rank calls this."""
         if not self.finished:
             self.finished = self.visible = True
             if self.transfer is not None:
@@ -121,25 +121,33 @@ class SimulatedWork(WatchedWork):
             self._settle_future()
 
     def _leaves_partial_sums(self) -> bool:
-        """A reduce on ranks that are not its destination: of what gloo leaves there nobody can make use."""
+        """Return whether this is a reduce on a rank that is not its destination.
+
+        gloo leaves partial sums there, which no program can use.
+        """
         signature, semantics = self.operation.signature, self._network.semantics
         return (
             signature.op == "reduce"
             and signature.root != signature.rank
             and self.transfer is not None
             and semantics.poison
-            and semantics.messages != "in_order"  # NCCL leaves what was there
+            and semantics.messages != "in_order"  # NCCL leaves the tensor unchanged
         )
 
     def lose(self, error: RuntimeError) -> None:
-        """The operation will never be complete; ``error`` says why."""
+        """Record that the operation will never be complete, because of ``error``."""
         self._lost = error
         if self._future is not None and self.owner is not None:
             self.owner.on_resume.append(self._settle_future)
 
     def wait(self, timeout: Any = None) -> bool:
+        """Wait until the operation is complete, and deliver its results.
+
+        Raises:
+            RuntimeError: ``timeout`` has elapsed, or a rank is gone that the operation needs.
+        """
         __tracebackhide__ = True
-        again = self._waited and self._lost is None and not self._gave_future  # whose wait is one of ours, too
+        again = self._waited and self._lost is None and not self._gave_future  # its future also waits by this method
         if again and self._may("second_wait") == "blocks":
             self._network.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
         if self._network.recorder is not None:
@@ -153,7 +161,7 @@ class SimulatedWork(WatchedWork):
             self._network.wait(self.may_go_on, self.operation.signature)
         self._waited = True
         if self._lost is not None:
-            raise RuntimeError(str(self._lost))  # each wait its own traceback
+            raise RuntimeError(str(self._lost))  # a new error, so that each wait has its own traceback
         if self._network.recorder is not None:
             self._network.recorder.waited(self)
         self.finish()
@@ -162,20 +170,27 @@ class SimulatedWork(WatchedWork):
         return True
 
     def may_go_on(self) -> bool:
-        """Whoever waits need not wait any longer."""
+        """Return whether a rank that waits need not wait any longer."""
         return self.matched or self._lost is not None or self._elapsed
 
     @property
     def is_lost(self) -> bool:
-        """It will never be complete."""
+        """Return whether the operation will never be complete."""
         return self._lost is not None
 
     def elapse(self) -> None:
-        """The limit of the wait that is under way has come."""
+        """Record that the limit of the present wait has elapsed."""
         self._elapsed = True
 
     def _wait_within(self, limit: timedelta) -> None:
-        """As gloo: a collective can be waited for again, after a message nothing of the group reaches this rank."""
+        """Wait with a time limit, as gloo does.
+
+        After the limit, a collective can be waited for again. After the limit of a message, no operation of the group
+        reaches this rank any more.
+
+        Raises:
+            RuntimeError: the limit has elapsed.
+        """
         __tracebackhide__ = True
         signature = self.operation.signature
         self._network.wait_for(self, limit.total_seconds())
@@ -187,12 +202,16 @@ class SimulatedWork(WatchedWork):
             raise too_late(signature, round(1000 * limit.total_seconds()))
 
     def _may(self, what: str) -> str:
-        """What the semantics say of messages; of collectives, gloo is strange about polls of one alone."""
+        """Return the semantics of messages in this respect; empty for a collective.
+
+        Polls of a ``reduce_scatter`` count as those of a message, because gloo treats that collective differently.
+        """
         signature = self.operation.signature
         concerned = signature.is_p2p or (what == "polls" and signature.op == "reduce_scatter")
         return str(getattr(self._network.semantics, what)) if concerned else ""
 
     def is_completed(self) -> bool:
+        """Return whether the operation is complete, and finish it if it is visible."""
         self._network.poll(self.operation.signature)
         if self._may("polls") == "after_wait" and not self._waited:
             return False
@@ -205,6 +224,7 @@ class SimulatedWork(WatchedWork):
         return self.finished or self._lost is not None
 
     def get_future(self) -> torch.futures.Future[Any]:
+        """Return the future of the operation."""
         if self._network.semantics.messages != "in_order":
             refuse_future(self.operation.signature)
         if self._network.recorder is not None and not self._gave_future:
@@ -213,10 +233,12 @@ class SimulatedWork(WatchedWork):
         return super().get_future()
 
     def is_success(self) -> bool:
+        """Return whether the operation is complete, without giving up the turn."""
         return self.visible and (self._waited or self._may("polls") != "after_wait")
 
     def exception(self) -> None:
-        return None
+        """Return None, because :meth:`wait` raises the error."""
+        return None  # noqa: RET501 - torch's method returns an exception or None
 
     def _is_settled(self) -> bool:
         if self.visible:
@@ -224,7 +246,7 @@ class SimulatedWork(WatchedWork):
         return self.finished or self._lost is not None
 
     def _settle_future(self) -> None:
-        future, self._future = self._future, None  # which knows this work: another circle
+        future, self._future = self._future, None  # it refers to this work: breaks a reference cycle
         if future is None:
             return
         if self._lost is not None:
@@ -246,7 +268,7 @@ class Transfer:
         if self.moved:
             return
         self.moved = True
-        works, self._works = self._works, ()  # which know this one: circles are left to the garbage collector
+        works, self._works = self._works, ()  # they refer to this transfer: breaks a reference cycle
         with _networks_own():
             results = moves([work.operation for work in works], [work.parts for work in works], self._order)
             for work, undamaged in zip(works, results, strict=True):
@@ -260,5 +282,8 @@ class Transfer:
 
 
 def _apart(tensor: Any, storages: set[int]) -> Any:
-    """A copy of an input that shares memory with an output; the poison would reach it."""
+    """Return a copy of an input that shares memory with an output, because the poison would overwrite it.
+
+    Return any other input itself.
+    """
     return tensor.data.clone() if any(storage_of(memory) in storages for memory in memories(tensor)) else tensor

@@ -11,15 +11,15 @@ Swapped at every switch (all modules are in this folder):
 Grad mode, autocast, inference mode and the default device are per thread in torch already, and context variables are
 per thread in Python. Ranks start with the controller's (``of_thread.py``).
 
-Not swapped: the module globals of the user's code, and everything that can be reached from them. The exception are the
+Not swapped: the module globals of the user's code, and everything that can be reached from them. The exceptions are the
 modules that a world's ``own_globals`` names (``modules.py`` in ``own_globals/``). If one rank sees in such a global
 what another rank has put there, the program ends differently on processes.
+
 :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a session on ``sim`` and on processes, report verdicts that
-differ. They find the responsible globals by
-experiment: a simulated run in which these are exchanged at each switch (``run.py`` in ``own_globals/``) must end as
-processes did, with only one of them. The same constant set on every rank, a log, or a late import makes no difference
-and is not named. A global model raises an error if two ranks compute its gradients at the same time
-(:mod:`pdlcheck.worlds.simulated.network.backward`).
+differ. They find the responsible globals by an experiment: a simulated run exchanges globals at each switch (``run.py``
+in ``own_globals/``). If it ends as processes did when only one global is exchanged, that global is named. The same
+constant set on every rank, a log, or a late import makes no difference and is not named. A global model raises an error
+if two ranks compute its gradients at the same time (:mod:`pdlcheck.worlds.simulated.network.backward`).
 
 That run is an imitation. It does not exchange:
 
@@ -85,10 +85,10 @@ class Observer(Protocol):
     """An observer of the ranks' turns; see :mod:`pdlcheck.worlds.simulated.own_globals.run`."""
 
     def arrive(self, rank: int) -> None:
-        """Handle that ``rank`` has the turn now; -1 is the controller."""
+        """Observe that ``rank`` has the turn now; -1 is the controller."""
 
     def call(self, fn: Callable[..., Any]) -> None:
-        """Handle that the controller is about to call ``fn`` on the ranks."""
+        """Observe that the controller is about to call ``fn`` on the ranks."""
 
 
 class Own(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.autograd.profiler as profiler
 
-from pdlcheck.compat.patches import ABSENT, Patch
+from pdlcheck.compat.patches import Patch
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank
 from pdlcheck.worlds.watch import user_line
@@ -52,11 +52,7 @@ def _stop(stop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PATCHES = tuple(
-    Patch(
-        profiler,
-        name,
-        lambda real, wrap=wrap: real if real is ABSENT else wrap(real),
-        "a process has one profiler: the second rank that starts it gets an error",
-    )
-    for name, wrap in (("_prepare_profiler", _start), ("_enable_profiler", _start), ("_disable_profiler", _stop))
+    Patch(profiler, name, make, "a process has one profiler: the second rank that starts it gets an error")
+    for name, make in (("_prepare_profiler", _start), ("_enable_profiler", _start), ("_disable_profiler", _stop))
+    if hasattr(profiler, name)
 )

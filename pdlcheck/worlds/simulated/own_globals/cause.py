@@ -142,7 +142,7 @@ def find_modules(
 def _few(
     names: Sequence[str], holds: Callable[[Sequence[str]], bool], until: float, others: Sequence[str] = ()
 ) -> Sequence[str]:
-    """Return the names that are needed beside ``others``, found by halving; more than needed if time runs out."""
+    """Return the names that are needed in addition to ``others``, found by halving; more of them if time runs out."""
     if len(names) < 2 or time.monotonic() > until:
         return names
     left, right = names[: len(names) // 2], names[len(names) // 2 :]

@@ -24,7 +24,10 @@ _told: set[tuple[str, tuple[str, ...]]] = set()
 
 
 def warning_of(fn: Callable[..., Any]) -> UnseededImportWarning | None:
-    """Return the warning that is due before simulated ranks call ``fn``, once for each file and its globals; None without one."""
+    """Return the warning that is due before simulated ranks call ``fn``; None if there is none.
+
+    There is one warning for each file and its globals.
+    """
     while isinstance(fn, functools.partial):
         fn = fn.func
     function = fn.__func__ if isinstance(fn, MethodType) else fn
@@ -45,7 +48,10 @@ def warning_of(fn: Callable[..., Any]) -> UnseededImportWarning | None:
 
 
 def _used(function: FunctionType, seen: set[FunctionType]) -> Iterator[str]:
-    """Yield the globals with numbers in them that the function uses, and those of the functions of its file that it calls."""
+    """Yield the globals with numbers in them that the function uses.
+
+    The functions of its file that it calls count too.
+    """
     for name in _loaded(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, _OF_NUMBERS):

@@ -1,8 +1,8 @@
 """Globals that a module computes from a launcher's variables at import, such as ``RANK = int(os.environ["RANK"])``.
 
 A process imports the module with its own rank in the environment. Simulated ranks share what the controller imported,
-where no rank is set. A program that takes itself to be alone then passes for the wrong reason. The globals of such a
-module cannot be made anew for each rank without a second import, so the user gets a warning.
+where no rank is set. A program that then runs as if it had one rank passes for the wrong reason. The globals of such a
+module cannot differ between ranks without a second import, so the user gets a warning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EarlyRead:
 
 
 def early_reads() -> list[EarlyRead]:
-    """Return the early reads of all imported modules of the user's."""
+    """Return the early reads of all imported user modules."""
     return [one for name, module in user_modules().items() for one in _of_module(name, module)]
 
 

@@ -108,7 +108,7 @@ class Holder:
 
     @property
     def inside(self) -> str:
-        """Return the kind of an object whose parts have no paths of their own; empty for a container, whose parts may have."""
+        """Return the kind of an object whose parts have no paths of their own; empty for a container."""
         return self.kind if self.kind not in _CONTAINERS else ""
 
     def path(self, name: str) -> str:
@@ -230,7 +230,10 @@ def _special_methods(names: Any) -> dict[str, Any]:
 
 
 def _is_reserved(name: str) -> bool:
-    """Return whether a name is Python's own, or from a tool that rewrites test files. A name such as ``__rank`` is a user's."""
+    """Return whether a name is Python's own, or from a tool that rewrites test files.
+
+    A name such as ``__rank`` is a user's.
+    """
     return name.startswith(("_abc_", "@")) or (name.startswith("__") and name.endswith("__"))
 
 
@@ -328,7 +331,7 @@ def _bits(tensor: torch.Tensor) -> bytes:
 
 
 def leaf_value(value: Any) -> Any:
-    """Return a value that two equal leaves have in common; None for an object that is not a leaf."""
+    """Return a value that two equal leaves have in common; None for a large leaf, and for anything that is no leaf."""
     if type(value) in _TENSORS:
         if value.is_meta or value.numel() * value.element_size() > LARGE:
             return None

@@ -1,4 +1,4 @@
-"""Modules whose globals each simulated rank has for itself, as a process has: those that a world's ``own_globals`` names.
+"""Modules whose globals each simulated rank has for itself, as a process has; ``own_globals`` of a world names them.
 
 Code that keeps its groups there, such as Megatron's ``parallel_state`` and similar modules, can then run on simulated
 ranks. The modules hold the controller's contents while no rank runs (``holders.py`` in this folder). When a rank gets

@@ -1,9 +1,8 @@
 """A simulated run in which each rank has module globals of its own, as on processes.
 
 The run shows whether a difference between worlds comes from shared globals. At each switch, it exchanges the contents
-of the user's modules, either all of them or only those at some paths. This takes time in proportion to their number. It
-is an
-imitation: see :mod:`pdlcheck.worlds.simulated.own.isolation` for what it does not reach.
+of the user's modules, either all of them or only those at some paths. This takes time in proportion to their number.
+The run is an imitation; see :mod:`pdlcheck.worlds.simulated.own.isolation` for what it does not reach.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CONTROLLER = -1
 
 @dataclass(frozen=True)
 class Change:
-    """An object that a module of the user's holds, and the ranks that changed it; -1 is the controller."""
+    """An object that a user module holds, and the ranks that changed it; -1 is the controller."""
 
     path: str
     kind: str

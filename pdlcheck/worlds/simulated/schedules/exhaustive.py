@@ -58,7 +58,7 @@ class Exhaustive:
     """
 
     every_step = True
-    every_post = True  # the search needs to know what each rank does next
+    every_post = True  # the search needs the next access of each rank
 
     def __init__(self, *, reduction: bool = True) -> None:
         self.depends = Dependency()
@@ -154,7 +154,7 @@ class _Races:
         """Add the other order of each race to the orders to try.
 
         Args:
-            last_pending: what the ranks that never ended wanted to do.
+            last_pending: the accesses that were pending on ranks that never ended.
         """
         path = self._path
         world_size = len(path[0].pending) if path else 0

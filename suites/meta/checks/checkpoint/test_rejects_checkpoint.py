@@ -1,4 +1,4 @@
-"""The check of resuming rejects trainings that forget something, says what it was, and accepts the correct twin."""
+"""The check of resuming rejects trainings that lose state, names what is lost, and accepts the correct twin."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_check_resume_sees_what_no_weight_depends_on(world, forget):
 
 
 def by_hand(container, forget=(), *, counts=False):
-    """A training with an average, or a momentum, that is in no object but a plain dict or list."""
+    """Return a training with an average, or a momentum, that only a plain dict or list holds."""
 
     def start():
         model = nn.Linear(2, 1)
@@ -181,8 +181,8 @@ def by_hand(container, forget=(), *, counts=False):
             plain = [torch.zeros_like(p) for p in model.parameters()]
         else:
             plain = {} if container == "filled" else {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        initial = {name: p.detach().clone() for name, p in model.named_parameters()}  # a constant, of no account
-        losses = []  # a log, of which a run that is resumed has the end
+        initial = {name: p.detach().clone() for name, p in model.named_parameters()}  # a constant: no state
+        losses = []  # a log; a resumed run has only its end
         parts = {"model": model}
 
         def step(i):
@@ -324,7 +324,7 @@ def test_check_resume_sees_what_an_object_of_the_program_holds(world, forget):
 
 
 def accumulating(parts_of_file):
-    """A training with a step of its optimizer in every second call."""
+    """Return a training whose optimizer steps in every second call."""
 
     def start():
         model = nn.Linear(2, 1)
@@ -354,7 +354,7 @@ def accumulating(parts_of_file):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_generator_counts_where_it_decides_the_order_of_a_loader(world, shuffle):
-    """A loader draws from it whenever a pass begins, and a run that goes on begins one more."""
+    """A loader draws from its generator when a pass begins, and a resumed run begins one pass more."""
 
     def start():
         model = nn.Linear(2, 1)
@@ -383,7 +383,7 @@ def test_a_generator_counts_where_it_decides_the_order_of_a_loader(world, shuffl
             state = read(path, dist.get_rank())
             put(parts, state)
             at[1] = state["at"]
-            generator.get_state()  # in its hands, as where it is seeded anew
+            generator.get_state()  # makes load() refer to the generator, as code that seeds it anew does
 
         return model, step, save, load
 
@@ -397,7 +397,7 @@ def test_a_generator_counts_where_it_decides_the_order_of_a_loader(world, shuffl
 def test_check_resume_names_gradients_that_were_accumulated(world):
     lost = accumulating([])
     check_resume(accumulating(["gradients"]), world)
-    check_resume(lost, world, saved_after=2)  # between two steps of the optimizer
+    check_resume(lost, world, saved_after=2)  # no gradients are accumulated at this stop
     with pytest.raises(AssertionError, match="lost: the gradients of the model" + EXACTLY):
         check_resume(lost, world, saved_after=3)
 

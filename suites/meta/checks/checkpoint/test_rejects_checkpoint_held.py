@@ -1,4 +1,4 @@
-"""check_resume finds what a training holds in callbacks, helpers of helpers, tensors, and dicts of dicts."""
+"""check_resume finds state that a training holds in callbacks, helpers of helpers, tensors, and dicts of dicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from pdlcheck.checks import check_resume
 
 
 def program(make, keep=True):
-    """A training that calls ``make(model)`` for what it does after each step, and to get and put what that holds."""
+    """Return a training with the state that ``make(model)`` adds.
+
+    ``make`` returns a function that runs after each step, one that returns the state, and one that restores it. With
+    ``keep=False`` the state is not saved.
+    """
 
     def start():
         torch.manual_seed(0)
@@ -49,7 +53,7 @@ def program(make, keep=True):
 
 
 class Average:
-    """Of weights, as a callback of a trainer; begins after the step ``since``."""
+    """A callback of a trainer that averages the weights; the average begins after the step ``since``."""
 
     def __init__(self, model, since=-1):
         self.model, self.since, self.shadow = model, since, {}
@@ -84,7 +88,7 @@ def in_a_callback(model, since=-1):
 def in_a_callback_of_a_callback(model):
     average = Average(model)
     trainer = Callbacks(Callbacks(average))
-    average.trainer, trainer.data = trainer, list(range(100_000))  # found again, and more than is looked at
+    average.trainer, trainer.data = trainer, list(range(100_000))  # a cycle, and more than is searched
     return lambda i: trainer.after_step(i), lambda: average.shadow, average.shadow.update
 
 
@@ -115,7 +119,7 @@ def in_an_inner_function(model):
     return partial(after), lambda: average["nested"][0], average["nested"][0].update
 
 
-AVERAGES = {}  # of each rank, as threads of one process share it
+AVERAGES = {}  # one entry for each rank, because ranks may be threads of one process
 
 
 class Keeper:
@@ -143,7 +147,7 @@ def in_one_tensor(model):
 
 
 def from_zero(model):
-    """A slow average that begins at 0."""
+    """Return the functions of a slow average that begins at 0."""
     average = torch.zeros(4)
     flat = lambda: parameters_to_vector(model.parameters()).detach()  # noqa: E731
     return lambda i: average.lerp_(flat(), 0.001), lambda: average, average.copy_
@@ -165,7 +169,7 @@ def in_a_tensor_that_is_replaced(model):
 
 
 class Both(nn.Module):
-    """Holds the model that is averaged, too, and the average as a module, or in buffers."""
+    """A module that holds the averaged model, and the average as a module or in buffers."""
 
     def __init__(self, model, in_buffers):
         super().__init__()
@@ -224,7 +228,7 @@ def history_in_a_tensor(model):
 
 
 def the_last_losses(model):
-    """As many before the stop as in the end; a run that was resumed has fewer."""
+    """Record the last three losses: the log is as long at the stop as at the end, and shorter in a resumed run."""
     losses = [torch.zeros(1)]
 
     def after(i):
@@ -245,13 +249,13 @@ def the_last_batch(model):
 
 
 def a_loss(model):
-    """A sum since the beginning of this run."""
+    """Add up the losses since the beginning of this run."""
     total = torch.zeros(())
     return lambda i: total.add_(model.weight.sum().detach()), None, None
 
 
 def sums(model):
-    """Since the beginning of this run, to be printed from time to time."""
+    """Add up losses and steps since the beginning of this run, as programs do to print them."""
     total, by_name = torch.zeros(2), {"loss": torch.zeros(()), "steps": 0}
 
     def after(i):
@@ -269,7 +273,7 @@ def test_what_a_run_notes_down_is_no_state(world, make, steps):
 
 
 def two_models(schedulers_are_kept):
-    """Two models, whose optimizers and schedulers are in two dicts with the same keys."""
+    """Return a training of two models, with optimizers and schedulers in two dicts with the same keys."""
 
     def start():
         torch.manual_seed(0)
@@ -312,7 +316,7 @@ def test_things_of_one_name_are_told_apart(world):
 
 
 class Decay:
-    """A scheduler of one's own, which has no state_dict."""
+    """A user's scheduler without a ``state_dict``."""
 
     def __init__(self, optimizer, since):
         self.optimizer, self.since, self.steps = optimizer, since, 0
@@ -350,7 +354,7 @@ def test_numbers_of_two_objects_of_one_class_are_told_apart(world):
 
 
 def made_anew(missing=0):
-    """A scheduler that is not saved but made anew with the number of steps done, as torch says."""
+    """Return a training whose scheduler is not saved, but made anew from the number of steps, as torch documents it."""
 
     def start():
         torch.manual_seed(0)
@@ -390,7 +394,10 @@ def test_what_a_scheduler_counts_in_order_to_warn_is_no_state(world):
 
 
 def averages_of_statistics(keep):
-    """Ranks see batches of their own: their statistics differ, and so do the averages of those; rank 0 saves."""
+    """Return a training with averaged batch-norm statistics that differ between ranks; rank 0 saves its own.
+
+    The statistics differ because ranks see different batches.
+    """
 
     def start():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""check_resume on trainers whose own numbers, such as the epoch, are lost, saved wrongly, or of no interest."""
+"""check_resume on trainers whose own numbers, such as the epoch, are lost, saved wrongly, or irrelevant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = TensorDataset(torch.randn(16, 3, generator=torch.Generator().manual_seed(
 
 
 class Trainer:
-    """As scripts have it: an object that holds the model and counts epochs, which choose the order of the samples."""
+    """A trainer as in scripts: it holds the model and counts epochs, which decide the order of the samples."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -56,7 +56,7 @@ class Trainer:
 
 
 class OneEpochLess(Trainer):
-    """Goes on with the epoch that it has done."""
+    """A trainer that saves the number of the epoch before, and therefore repeats an epoch after loading."""
 
     def state(self):
         return super().state() | {"epoch": self.epoch - 1}
@@ -69,7 +69,7 @@ class NoEpoch(Trainer):
 
 
 class EpochOfItsClass(Trainer):
-    """Begins with the number that its class has, and goes back to it."""
+    """A trainer whose epoch begins as an attribute of the class, and falls back to it after loading."""
 
     epoch = 0
 
@@ -89,7 +89,10 @@ class OneEpochLessAndNoMomentum(OneEpochLess):
 
 
 class AnotherOptimizer(Trainer):
-    """Trains copies: nothing that can be put back heals it."""
+    """A trainer whose loading gives the model new parameters, which the optimizer does not update.
+
+    No part that is put back repairs this.
+    """
 
     def load(self, path):
         super().load(path)
@@ -136,7 +139,7 @@ def test_where_nothing_heals_it_what_differs_is_shown_all_the_same(world):
 
 
 def steps_that_go_by(kind, restored):
-    """Each step divides its learning rate by what it knows of the steps before."""
+    """Return a training whose steps divide the learning rate by a number that depends on the steps before."""
 
     def start():
         torch.manual_seed(0)
@@ -188,7 +191,7 @@ def steps_that_go_by(kind, restored):
 
 
 class Schedule:
-    """Its state is a number."""
+    """A schedule whose state is a number."""
 
     def __init__(self, optimizer):
         self.optimizer, self.taken = optimizer, 0

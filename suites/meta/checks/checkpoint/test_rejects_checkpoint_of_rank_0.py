@@ -1,4 +1,4 @@
-"""The check of resuming and the usual checkpoint under DistributedDataParallel: what rank 0 holds, for all ranks."""
+"""The check of resuming with the usual checkpoint of DistributedDataParallel, which rank 0 saves for all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pdlcheck.checks import check_resume
 
 
 def trainer(forgets=()):
-    """Statistics of batch norm differ between ranks until the next forward pass sends rank 0's to all."""
+    """Return a training whose batch-norm statistics differ between ranks until the next forward pass.
+
+    The forward pass broadcasts those of rank 0.
+    """
 
     def start():
         wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))

@@ -1,4 +1,4 @@
-"""check_resume on trainings that are stopped within a pass over the data: one more begins after loading."""
+"""check_resume on trainings that stop within a pass over the data, and begin one pass more after loading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ DATA = TensorDataset(torch.randn(20, 3, generator=torch.Generator().manual_seed(
 
 
 class Trainer:
-    """Goes on with the batch that comes next; its loader draws a seed when a pass begins, its dropout at each step."""
+    """A trainer that resumes with the next batch.
+
+    Its loader draws a seed when a pass begins, and its dropout draws at each step.
+    """
 
     generator = None
 
@@ -118,7 +121,7 @@ def test_the_seed_of_one_more_pass_is_told(world, trainer, cause):
 
 
 class Loader:
-    """Has a state where a pass has begun, and begins one to have a state."""
+    """A loader that has a state within a pass only, and therefore begins a pass when its state is read."""
 
     def __init__(self):
         self.epoch, self.skip, self.current = 0, 0, None
@@ -146,7 +149,7 @@ class Loader:
 
 
 def begins_a_pass_when_asked(remembers):
-    """Trains on after a stop within a pass."""
+    """Return a training that resumes within a pass; with ``remembers=False`` it loses the epoch."""
     model = nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, epoch = Loader(), {"epoch": 0, "begun": False}
@@ -185,7 +188,7 @@ def test_what_looking_does_to_a_loader_is_not_what_a_stop_does(world):
 
 
 class SaysNothing(torch.optim.SGD):
-    """Its state cannot be had, as of one that is divided over ranks before it was brought together."""
+    """An optimizer whose state is not available, as that of a sharded optimizer before it is consolidated."""
 
     def state_dict(self):
         raise RuntimeError("call consolidate() first\nor else")

@@ -16,7 +16,10 @@ from pdlcheck.checks import check_resume
 
 
 def training(save, *, write_in_turn=False):
-    """``write_in_turn``: the highest rank first, so that what rank 0 writes is there in the end."""
+    """Return a training that saves with ``save``.
+
+    With ``write_in_turn`` the highest rank writes first, so that the file of rank 0 remains.
+    """
 
     def start():
         torch.manual_seed(0)
@@ -68,7 +71,7 @@ def by_all_through_a_name_of_their_own(path, state):
 
 
 def by_all_in_a_folder_of_their_own(path, state):
-    """Of which rank 0 renames its own."""
+    """Write on each rank into its own folder, and rename the folder of rank 0 only."""
     if state is not None:
         folder = path.with_name(f"{path.name}-{dist.get_rank()}")
         by_all_in_a_folder(folder, state)
@@ -104,7 +107,10 @@ def by_each_under_its_name_and_a_lock(path, state):
 
 
 def by_all_once_rank_0_has_made_the_folder(path, state):
-    """Cannot be told: with a folder for each rank, that of the others is missing."""
+    """Write one file per rank into a folder that rank 0 makes.
+
+    The check accepts this without a test: it gives each rank a separate path, where only rank 0 finds a folder.
+    """
     if dist.get_rank() == 0:
         path.mkdir(exist_ok=True)
     dist.barrier()
@@ -162,7 +168,7 @@ def by_the_name_of_os(src, dst):
 
 @pytest.mark.parametrize("rename", [by_a_name_of_its_own, by_the_name_of_os, shutil.move, Path.replace])
 def test_a_name_is_known_by_whatever_function_a_file_gets_it(world, rename):
-    """Also one that was imported before the check."""
+    """The check also follows functions that were imported before it ran."""
 
     def through(name):
         def save(path, state):

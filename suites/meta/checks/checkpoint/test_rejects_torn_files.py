@@ -1,4 +1,4 @@
-"""The check of torn files rejects loaders that take them or leave ranks waiting, and accepts the correct twins."""
+"""The check of torn files rejects loaders that accept them or leave ranks waiting, and accepts the correct twins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def intact(path, rank):
 
 
 def agrees(parts, path):
-    """All ranks refuse where one file is not what was written."""
+    """Raise on every rank if the file of any rank is damaged."""
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, intact(path, dist.get_rank()))
     if not all(everyone):
@@ -36,7 +36,7 @@ def agrees(parts, path):
 
 
 def agrees_by_an_error_that_is_no_exception(parts, path):
-    """As torch.distributed.checkpoint does."""
+    """Raise an error that is not an ``Exception``, as torch.distributed.checkpoint does."""
     try:
         agrees(parts, path)
     except ValueError as error:

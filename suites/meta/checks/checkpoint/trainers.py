@@ -1,4 +1,4 @@
-"""A training by hand whose checkpoints hold everything, for the checks of resuming; broken ones forget a part."""
+"""A training by hand whose checkpoints hold everything, for the checks of resuming; broken twins lose a part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAMS = {
 
 
 class Position:
-    """A sampler that knows where it is."""
+    """A sampler with a position that can be saved and loaded."""
 
     def __init__(self):
         self.at = 0
@@ -43,7 +43,7 @@ def write(path, rank, state):
 
 
 def read(path, rank):
-    return torch.load(path / f"rank{rank}.pt", weights_only=False)  # its own file
+    return torch.load(path / f"rank{rank}.pt", weights_only=False)  # safe: this test wrote the file
 
 
 def put(parts, state, forget=()):
@@ -64,7 +64,7 @@ def honest_load(parts, path):
 
 
 def trainer(load=honest_load, save=honest_save, *, iterator=False, learns=True, noise=None):
-    """A training in which everything that can be lost counts; ``iterator`` hides the position in the data."""
+    """Return a training in which every part of the state matters; ``iterator`` hides the position in the data."""
 
     def start():
         model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.4), nn.Linear(3, 1))

@@ -1,4 +1,4 @@
-"""Collectives made of one all_gather, or of messages around a ring: the right ones, and some that are wrong."""
+"""Collectives made of one all_gather, or of messages around a ring: correct ones and broken ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def everyone(tensor, group=None):
-    """The tensor of every rank."""
+    """Return the tensors of all ranks."""
     tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(tensors, tensor, group=group)
     return tensors
@@ -35,7 +35,7 @@ def maximum(tensor, group=None):
 
 
 def ring(reduce_short=0, gather_short=0, way=1, first=0, split=torch.tensor_split, combine=torch.add):
-    """An all-reduce around a ring, of which each phase may be short by some steps."""
+    """Return an all-reduce around a ring, whose phases may be some steps short."""
 
     def all_reduce(tensor, group=None):
         rank, count = dist.get_rank(group), dist.get_world_size(group)
@@ -59,7 +59,7 @@ def ring(reduce_short=0, gather_short=0, way=1, first=0, split=torch.tensor_spli
 
 
 def in_its_own_order(tensor, group=None):
-    """Every rank starts to add with its own tensor: round-off differs."""
+    """Add the tensors in an order that begins with this rank's own, so that rounding differs between ranks."""
     tensors, rank = everyone(tensor, group), dist.get_rank(group)
     return overwrite(tensor, sum(tensors[rank:] + tensors[:rank], start=torch.zeros_like(tensor)))
 

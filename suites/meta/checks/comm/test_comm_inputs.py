@@ -1,4 +1,4 @@
-"""The checks of collectives give their inputs as they are: strided, complex; what cannot be compared is refused."""
+"""The checks of collectives pass strided and complex inputs unchanged, and refuse inputs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def everyone(tensor, group=None):
 
 
 def gathered_by_storage(tensor, group=None):
-    """Takes the first elements of the storage for those of the tensor."""
+    """Gather the first elements of the storage instead of those of the tensor."""
     own = tensor.as_strided((tensor.numel(),), (1,))
     found = [torch.empty(tensor.numel()) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, own, group=group)
@@ -91,7 +91,7 @@ def test_inputs_that_cannot_be_compared_are_refused(world, check, inputs, ranks,
 
 
 def test_an_order_that_this_torch_does_not_keep_is_refused(monkeypatch):
-    """In ranks that are threads of this process, which see the patch."""
+    """The ranks are threads of this process, because they must see the patch."""
     monkeypatch.setattr(held, "KEEPS_ORDER", False)
     world = get_world("sim")
     check_all_gather(everyone, WHOLE, world, ranks=[0, 1, 2])
@@ -120,7 +120,7 @@ def test_most_checks_take_a_world():
 @pytest.mark.parametrize("check", OF_A_WORLD, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("given", ["sim", None, print], ids=str)
 def test_what_is_no_world_is_told_so_by_every_check(check, given):
-    """The name of a world is what people try first; a function is there where arguments have changed places."""
+    """Users may pass the name of a world, or a function if they confuse the order of arguments."""
     with pytest.raises(TypeError, match=rf"{check.__name__} takes as world the fixture of that name, or what .* got"):
         check(world=given)
 
@@ -191,7 +191,7 @@ def test_an_input_that_is_not_finite_decides_its_own_element_alone(world, dtype)
 
 
 def test_a_sum_that_no_order_changes_is_exact(world):
-    """Of sixteenths, too; with a number that is far larger the order counts."""
+    """Sums of sixteenths are exact too; beside a far larger number the order of addition matters."""
     sixteenths = [one / 16 for one in WHOLE]
     check_all_reduce(summed, sixteenths, world)
     for inputs in (WHOLE, sixteenths):

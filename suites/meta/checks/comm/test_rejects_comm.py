@@ -1,4 +1,4 @@
-"""The checks of collectives reject what is broken, name the cause, and accept the correct twin."""
+"""The checks of collectives reject broken ones, name the cause, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GROUP = possible_order([3, 1])
 
 
 def rows(*cases, names=("broken", "message")):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
@@ -76,7 +76,7 @@ def summed_into_a_copy(tensor, group=None):
 
 
 def without_gather_phase(tensor, group=None):
-    """A reduce-scatter only: each rank has the sum of its own part."""
+    """Run a reduce-scatter only, so that each rank has the sum of its own part."""
     rank, total = dist.get_rank(group), sum(everyone(tensor, group))
     tensor.tensor_split(dist.get_world_size(group))[rank].copy_(total.tensor_split(dist.get_world_size(group))[rank])
     return tensor
@@ -105,7 +105,10 @@ def to_float64(tensor, group=None):
 
 
 def of_the_default_group(tensor, group=None):
-    """Forgets the group: every rank of the world would have to come."""
+    """Return a wrong sum if a group is given.
+
+    A reduction over the default group itself would wait for every rank of the world.
+    """
     tensors = everyone(tensor, group)
     return overwrite(tensor, sum(tensors) if group is None else tensors[0])
 
@@ -352,7 +355,7 @@ def test_check_ring_pass_rejects(world, broken, message):
 
 
 def send_then_receive(tensor, group=None):
-    """A ring in which every rank sends before any rank receives."""
+    """Send on every rank before any rank receives."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     arrived = torch.empty_like(tensor)
     dist.send(tensor, (rank + 1) % world_size)
@@ -375,7 +378,7 @@ NANS = [torch.tensor([float("nan"), rank, float("inf")]) for rank in range(3)]
 
 
 def test_numbers_that_are_none_are_moved_as_they_are(world):
-    """NaN differs from itself, for torch."""
+    """NaN is not equal to itself in torch; the checks accept NaN that arrives unchanged."""
     check_all_gather(everyone, NANS, world)
     check_broadcast(copied, NANS, world, src=1)
     check_all_reduce(summed, NANS, world)

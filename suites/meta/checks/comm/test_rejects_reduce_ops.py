@@ -1,4 +1,4 @@
-"""The checks of all_reduce and reduce_scatter take other reduce-ops than SUM, and tell what is wrong with them."""
+"""The checks of all_reduce and reduce_scatter accept reduce-ops other than SUM, and name the cause of wrong results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMBINE = {MAX: torch.maximum, MIN: torch.minimum, PRODUCT: torch.mul}
 
 
 def with_op(op, tensor, group=None):
-    """In the order of each rank's own."""
+    """Reduce in an order that begins with this rank's own tensor."""
     tensors, rank = everyone(tensor, group), dist.get_rank(group)
     return overwrite(tensor, reduce(COMBINE[op], tensors[rank:] + tensors[:rank]))
 
@@ -202,7 +202,7 @@ def test_check_all_reduce_agrees_accepts_means_of_any_floats(inputs):
 
 
 def scattered_with(op, tensor, group=None):
-    """As torch's own has it, in parts of one length."""
+    """Reduce and scatter by torch's own collective, into parts of equal length."""
     part = torch.empty_like(tensor.tensor_split(dist.get_world_size(group))[0])
     dist.reduce_scatter(part, list(tensor.tensor_split(dist.get_world_size(group))), op=op, group=group)
     return part

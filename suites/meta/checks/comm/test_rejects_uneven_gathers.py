@@ -1,4 +1,4 @@
-"""check_all_gather takes tensors whose sizes differ, as a list or concatenated, and tells what is wrong with them."""
+"""check_all_gather accepts tensors of different sizes, as a list or concatenated, and names the cause of errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sizes_of(tensor, group=None, dim=0):
 
 
 def padded(tensor, group=None, dim=0):
-    """The tensors of all ranks, each as large as the largest along ``dim``."""
+    """Return the tensors of all ranks, each padded to the largest size along ``dim``."""
     longest = torch.zeros(*tensor.shape[:dim], max(sizes_of(tensor, group, dim)), *tensor.shape[dim + 1 :]).to(tensor)
     longest.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
     return everyone(longest, group)

@@ -1,4 +1,4 @@
-"""The checks of shards and digests reject what is broken, name the cause, and accept the correct twin."""
+"""The checks of shards and digests reject broken ones, name the cause, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdlcheck.errors import Inconclusive
 
 
 def rows(*cases, names=("broken", "message")):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
@@ -68,7 +68,7 @@ def first_half_twice(num_samples, *, rank, world_size, epoch):
 
 
 def without_the_first(num_samples, *, rank, world_size, epoch):
-    """The first of the order has no place where ranks are many."""
+    """Leave out the first sample of the order if there are several ranks."""
     return order(num_samples, epoch)[1 if world_size > 1 else 0 :][rank::world_size]
 
 

@@ -1,4 +1,4 @@
-"""The check of a loop over epochs rejects what is broken, names the cause, and accepts the correct twin."""
+"""The check of a loop over epochs rejects broken loops, names the cause, and accepts the correct twin."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pdlcheck.primitives import ShardSampler
 
 
 def rows(*cases, names=("broken", "message")):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
 def loop(begin, drop_last=False):
-    """A program's loop over epochs; ``begin`` is called with sampler, loader and epoch, and gives the batches."""
+    """Return a program's loop over epochs; ``begin(sampler, loader, epoch)`` returns the batches of an epoch."""
 
     def visit(dataset, epochs):
         sampler = DistributedSampler(dataset, drop_last=drop_last)
@@ -94,7 +94,7 @@ def test_check_epoch_loop_rejects(world, broken, message):
 
 
 def in_full_batches(drop_last=True, tail="pad", own=lambda batches: batches):
-    """A loader that drops what does not fill a batch of 4."""
+    """Return a loop whose loader drops an incomplete batch of fewer than 4 samples."""
 
     def visit(dataset, epochs):
         sampler = DistributedSampler(dataset, drop_last=tail == "drop")
@@ -126,7 +126,10 @@ def test_check_epoch_loop_rejects_other_than_full_batches(world, broken, message
 
 
 def dealt(tail, batch_size=4, wrong=False):
-    """Whole batches go to the ranks in turn; the last round is filled with first samples, left out, or as it is."""
+    """Return a loop that deals whole batches of an epoch to the ranks in turn.
+
+    The last round is padded with the first samples, dropped, or left as it is.
+    """
 
     def visit(dataset, epochs):
         rank, world_size, seen = dist.get_rank(), dist.get_world_size(), []
@@ -173,7 +176,7 @@ def test_check_epoch_loop_rejects_batches_that_are_dealt_otherwise(world, broken
 
 
 def by_replica(replicas, number):
-    """Each replica is on two ranks; ``number`` gives the sampler the place of the rank."""
+    """Return a loop in which ``number(rank)`` gives the replica of a rank to the sampler."""
 
     def visit(dataset, epochs):
         sampler = DistributedSampler(dataset, num_replicas=replicas, rank=number(dist.get_rank()))
@@ -217,7 +220,7 @@ def test_check_epoch_loop_says_what_it_needs(world):
 
 
 def collated(collate, begin=honest):
-    """A loop whose batches are what ``collate`` makes of a list of samples."""
+    """Return a loop whose batches ``collate`` makes from lists of samples."""
 
     def visit(dataset, epochs):
         sampler = DistributedSampler(dataset)
@@ -257,7 +260,7 @@ def test_batches_that_do_not_say_their_samples_are_refused(world, collate, messa
 
 
 def by_workers(*, share):
-    """An iterable data set, of which each worker gives what is left to it, or all that the rank has."""
+    """Return a loop over an iterable data set, whose workers share their rank's samples, or each yield all of them."""
 
     class Stream(IterableDataset):
         def __init__(self, dataset, epoch):

@@ -1,4 +1,4 @@
-"""The checks of samplers reject what is broken, name the cause, and accept the correct twin."""
+"""The checks of samplers reject broken ones, name the cause, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from pdlcheck.errors import Inconclusive
 
 
 class Right:
-    """Strided shards of an order that is drawn from the epoch; the position is that of all ranks together."""
+    """A sampler with strided shards of an order that is drawn from the epoch.
+
+    Its position counts the samples of all ranks.
+    """
 
     def __init__(self, dataset, num_replicas, rank):
         self.total, self.num_replicas, self.rank = len(dataset), num_replicas, rank
@@ -51,7 +54,7 @@ class LongerThanItSays(Right):
 
 
 class GoesOnDrawing(Right):
-    """The first pass is drawn from the epoch; the second goes on with the same stream."""
+    """A sampler that draws the first pass from the epoch, and the second from the same stream."""
 
     def set_epoch(self, epoch):
         super().set_epoch(epoch)
@@ -97,7 +100,7 @@ class ForgetsThePosition(Right):
 
 
 class ResetsInSetEpoch(Right):
-    """The position is there once the state is loaded; the loop over epochs loses it."""
+    """A sampler that loads its position, and loses it in ``set_epoch``."""
 
     def set_epoch(self, epoch):
         self.epoch, self.start, self.used = epoch, 0, 0
@@ -110,7 +113,7 @@ class NeedsSetEpoch(ResetsInSetEpoch):
 
 
 class FromTheEnd(Right):
-    """What is left comes in another order."""
+    """A sampler that reverses the remaining samples after a stop."""
 
     def order(self):
         used, left = super().order()[: self.start], super().order()[self.start :]
@@ -143,14 +146,17 @@ class CountsItsOwnSamples(Right):
 
 
 class ForgetsTheEpoch(Right):
-    """The loop that sets the epoch hides it, but the position is lost with that."""
+    """A sampler that does not load the epoch.
+
+    A loop that sets the epoch hides this, but it also resets the position.
+    """
 
     def load_state_dict(self, state):
         self.start, self.used = state["start"], 0
 
 
 class InBlocks(Right):
-    """The position in blocks is that of a rank: with other ranks the blocks are others."""
+    """A sampler with blocks, whose position is that of one rank; another number of ranks makes other blocks."""
 
     def __iter__(self):
         size = -(-self.total // self.num_replicas)
@@ -161,7 +167,7 @@ class InBlocks(Right):
 
 
 class SeedOfRank0(Right):
-    """Its seed is drawn on rank 0 and sent to the others; ``seed`` is part of the state."""
+    """A sampler whose seed rank 0 draws and broadcasts; ``seed`` is part of the state."""
 
     def __init__(self, dataset, num_replicas, rank):
         super().__init__(dataset, num_replicas, rank)
@@ -204,7 +210,7 @@ class SeedThatIsNotSaved(SeedOfNumpy):
 
 
 class OrderOfNumpy(Right):
-    """Rank 0 draws each order from the global stream."""
+    """A sampler whose orders rank 0 draws from the global stream."""
 
     def order(self):
         order = torch.from_numpy(np.random.permutation(self.total))
@@ -318,7 +324,7 @@ def test_check_sampler_resumes_needs_samples_on_both_sides_of_the_stop(world):
 
 
 class InOrder:
-    """Keeps one order, and has nothing to be told."""
+    """A sampler with one fixed order, and therefore without ``set_epoch``."""
 
     def __init__(self, dataset, num_replicas, rank):
         self.indices = list(range(len(dataset)))
@@ -339,7 +345,10 @@ def test_a_sampler_that_keeps_one_order_needs_no_set_epoch(world):
 
 
 class InWholeBatches(Right):
-    """Filled up until each rank has whole batches of 4, with the first samples of the order, or those of the rank."""
+    """A sampler that pads until each rank has whole batches of 4.
+
+    It pads with the first samples of the order, or with those of the rank.
+    """
 
     own = False
 

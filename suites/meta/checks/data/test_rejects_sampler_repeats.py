@@ -1,4 +1,4 @@
-"""Samplers that draw samples again by intention: what is right passes, shares of other orders are rejected."""
+"""Samplers that repeat samples by intention: correct ones pass, shards of different orders are rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pdlcheck.errors import Inconclusive
 
 
 class RepeatedAugmentation:
-    """Each sample ``num_repeats`` times in a row, dealt to the ranks in turn; an epoch has as many as the data set."""
+    """A sampler that deals samples to the ranks in turn, each ``num_repeats`` times in a row.
+
+    An epoch has as many samples as the data set, or, if ``whole``, all repeats.
+    """
 
     def __init__(self, dataset, num_replicas, rank, num_repeats=3, whole=False):
         self.total, self.num_replicas, self.rank, self.num_repeats = len(dataset), num_replicas, rank, num_repeats
@@ -43,7 +46,7 @@ class AnotherSeed(RepeatedAugmentation):
 
 
 class SeedOfTheRank(RepeatedAugmentation):
-    """From the random numbers of the rank."""
+    """A sampler that draws its seed from the random numbers of the rank."""
 
     def seed(self):
         return int(torch.randint(2**30, ()))
@@ -65,7 +68,7 @@ class RoundedDown(RepeatedAugmentation):
 
 
 class NeverTheLast(RepeatedAugmentation):
-    """The samples of an epoch are chosen before the order is drawn."""
+    """A sampler that chooses the samples of an epoch before it draws their order."""
 
     def __iter__(self):
         chosen = self.total // 2
@@ -75,7 +78,7 @@ class NeverTheLast(RepeatedAugmentation):
 
 
 class Endless:
-    """One order of all samples after the other, dealt to the ranks in turn."""
+    """A sampler without an end: one order of all samples after the other, dealt to the ranks in turn."""
 
     def __init__(self, dataset, num_replicas, rank, **more):
         self.total, self.num_replicas, self.rank = len(dataset), num_replicas, rank
@@ -122,7 +125,7 @@ class EndlessSameOrder(Endless):
 
 
 class EndlessInBlocks(EndlessSameOrder):
-    """Each rank has a part of its own."""
+    """A sampler in which each rank has one block of the samples."""
 
     def __iter__(self):
         part = -(-self.total // self.num_replicas)
@@ -131,7 +134,7 @@ class EndlessInBlocks(EndlessSameOrder):
 
 
 class Weighted:
-    """All ranks draw one list by weights, each takes its part."""
+    """A sampler by weights: all ranks draw one list, and each takes its part."""
 
     def __init__(self, dataset, num_replicas, rank):
         self.total, self.num_replicas, self.rank, self.epoch = len(dataset), num_replicas, rank, 0
@@ -156,7 +159,7 @@ class WeightedWithSeedsOfRanks(Weighted):
 
 
 class WeightedFromTheStream:
-    """As torch's WeightedRandomSampler without a generator."""
+    """A sampler like torch's WeightedRandomSampler without a generator."""
 
     def __init__(self, dataset, num_replicas, rank):
         self.total, self.count = len(dataset), len(dataset) // num_replicas
