@@ -1,7 +1,8 @@
-"""What every launched process but the first does: fork ranks for rank 0's controller, until it says goodbye.
+"""The agent: a process of a launched session that forks ranks for rank 0's controller.
 
-The launched process itself never computes and joins no process group, so a rank that is killed can be replaced, and
-a pool of fewer ranks has a default group of its own.
+Every launched process except rank 0 runs an agent until the controller sends ``Bye``. The launched process itself never
+computes and joins no process group. So a killed rank can be replaced, and a pool of fewer ranks has its own default
+group.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ _INTERRUPTED_S = 5.0
 
 
 def serve(launch: Launch) -> int:
-    """Serve until rank 0 ends; return the exit code that it ends with, 1 if it vanishes.
+    """Serve until rank 0 ends; return the exit code of rank 0, or 1 if it vanishes.
 
-    Ctrl-C is rank 0's to handle; where it reaches this node alone, this process ends a moment later.
+    Rank 0 handles Ctrl-C. If the signal reaches only this node, this process ends a moment later.
     """
     os.environ[INSIDE] = "1"
     forkserver.retain(launch)
@@ -75,7 +76,8 @@ def serve(launch: Launch) -> int:
                     _fork(launch, fork, connections)
                 case Bye(exitcode=exitcode):
                     signal.setitimer(signal.ITIMER_REAL, 0)
-                    control.poll(_GOODBYE_S)  # until rank 0 has ended: launchers end it when another one fails first
+                    # Wait until rank 0 has ended: launchers end it if another process fails first.
+                    control.poll(_GOODBYE_S)
                     return exitcode
     except (EOFError, OSError) as error:
         print(f"pdlcheck: rank {launch.rank} ends, as rank 0 has gone ({error!r})", file=sys.stderr, flush=True)
@@ -83,34 +85,39 @@ def serve(launch: Launch) -> int:
     except KeyboardInterrupt:
         why = "it was interrupted, and rank 0 was not"
         print(f"pdlcheck: rank {launch.rank} ends, as {why}", file=sys.stderr, flush=True)
-        os._exit(_INTERRUPTED)  # the ranks go with it: were they killed before, rank 0 would tell that of them
+        # The ranks end with this process. If they were killed earlier, rank 0 would report their ends instead.
+        os._exit(_INTERRUPTED)
     finally:
         forkserver.stop()
-        gc.freeze()  # launchers wait for the end: to look through all of torch for garbage takes 0.3 s
+        # Launchers wait for the end of this process. A garbage collection over all of torch would take 0.3 s.
+        gc.freeze()
 
 
 def excuse(launch: Launch, why: str) -> None:
-    """Tell rank 0 that this process cannot serve; wait for its end, as launchers end all when one has failed."""
-    with contextlib.suppress(WorldUnavailable, EOFError, OSError):  # rank 0 has gone, or never came
+    """Report to rank 0 that this process cannot serve; then wait until rank 0 ends.
+
+    Launchers end all processes when one has failed, so this process must not end first.
+    """
+    with contextlib.suppress(WorldUnavailable, EOFError, OSError):  # rank 0 has ended, or never came
         control = next(reach(launch))
         control.send(Absent(launch.rank, platform.node(), why))
         control.recv()
 
 
 def software() -> dict[str, str]:
-    """Versions that must agree between the processes of a launch."""
+    """Return the versions that must agree between the processes of a launch."""
     names = ("pdlcheck", "torch", "numpy", "pytest", "hypothesis", "cloudpickle")
-    python = ".".join(platform.python_version_tuple()[:2])  # what travels is the same for all of one minor version
+    python = ".".join(platform.python_version_tuple()[:2])  # messages are compatible within one minor version
     return {"python": python, **{name: version(name) for name in names}}
 
 
 def variables(launch: Launch, address: str) -> dict[str, str]:
-    """What ranks in this process's place find in their environment, as far as it knows."""
+    """Return the environment variables of ranks in this process's place, as far as this process can find them."""
     own = {} if launch.local_rank is None else {"LOCAL_RANK": str(launch.local_rank)}
     if launch.local_world_size is not None:
         own["LOCAL_WORLD_SIZE"] = str(launch.local_world_size)
     if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        own["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # at MASTER_PORT of a rank is the store of its pool
+        own["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # MASTER_PORT of a rank is the port of its pool's store
     interface = next((name for name, its in addresses() if its == address), "")
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         own["GLOO_SOCKET_IFNAME"] = interface
@@ -129,7 +136,7 @@ def _fork(launch: Launch, fork: int, connections: Iterator[Connection[Any, Any]]
     about.send(Link(launch.rank, fork, is_pipe=False))
     with pipe:
         try:
-            process = LocalProcess(forkserver.retain(launch), about, pipe, ())  # a new one where that has ended
+            process = LocalProcess(forkserver.retain(launch), about, pipe, ())  # a new server if the old one has ended
         except WorldUnavailable as error:
             with about:
                 about.send(Started(-1, str(error)))
@@ -138,7 +145,7 @@ def _fork(launch: Launch, fork: int, connections: Iterator[Connection[Any, Any]]
 
 
 def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
-    """Tell the controller about one process, and do to it what it asks for."""
+    """Report one process to the controller, and carry out the controller's requests about it."""
     try:
         try:
             about.send(Started(process.started()))
@@ -164,7 +171,7 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
                         about.send(Written(*process.output()))
                     case Rewind():
                         process.rewind()
-    except (EOFError, OSError):  # the controller has given this rank up
+    except (EOFError, OSError):  # the controller has abandoned this rank
         process.signal(signal.SIGKILL)
     finally:
         process.close()

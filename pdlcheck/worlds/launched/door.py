@@ -1,4 +1,7 @@
-"""Where rank 0 of a launch listens: only processes that know the key are accepted, and strangers delay no one."""
+"""The socket on which rank 0 of a launch listens.
+
+It accepts only processes that have the key. Other processes that connect delay no process of the launch.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,22 @@ from typing import Any
 __all__ = ["Door", "enter"]
 
 _HELLO_S = 20.0
-_AT_THE_DOOR = 64  # who have not said the key yet; ranks do so in milliseconds
+_AT_THE_DOOR = 64  # connections that have not proved the key yet; ranks do so in milliseconds
 
 
 class Door:
-    """Listens for the processes of a launch.
+    """A listening socket for the processes of a launch.
 
-    Each side proves to the other that it knows the key before anything is unpickled. The proof is bound to this host
-    and port, so a process in the middle cannot relay it.
+    Each side proves to the other that it has the key before anything is unpickled. The proof depends on this host and
+    port, so a process in the middle cannot relay it.
 
     Args:
         host: the address to listen at; the port is a free one.
         key: the secret of the launch.
-        world_size: number of its processes.
+        world_size: number of processes in the launch.
 
     Attributes:
-        refused: addresses of those that did not know the key, the last ones.
+        refused: addresses of the last processes that did not have the key.
     """
 
     def __init__(self, host: str, key: bytes, world_size: int) -> None:
@@ -47,15 +50,15 @@ class Door:
         self.refused: deque[str] = deque(maxlen=8)
 
     def accept(self, until: float, asked: Connection[Any, Any] | None = None) -> Connection[Any, Any]:
-        """Wait for a process of this launch.
+        """Wait for a process of this launch, and return the connection to it.
 
         Args:
             until: a time of ``time.monotonic()``.
-            asked: the connection to the one that is awaited, on which it says nothing meanwhile.
+            asked: an existing connection to the awaited process, on which it sends nothing meanwhile.
 
         Raises:
-            TimeoutError: that time has come.
-            EOFError: the awaited process has gone.
+            TimeoutError: the time ``until`` has come.
+            EOFError: the awaited process has ended.
         """
         ends = [end for end in (self._bell, self._socket, asked) if end is not None]
         while (left := until - time.monotonic()) > 0:
@@ -70,7 +73,7 @@ class Door:
         raise TimeoutError
 
     def close(self) -> None:
-        """Stop listening, and send away who has not said the key."""
+        """Stop listening, and close every connection that :meth:`accept` has not returned."""
         for own in (self._socket, self._rings, self._bell):
             own.close()
         for connection in self._inside:
@@ -79,14 +82,14 @@ class Door:
             _send_away(newcomer)
 
     def _hear(self) -> None:
-        self._socket.settimeout(0.001)  # a newcomer may have gone again
+        self._socket.settimeout(0.001)  # the newcomer may have disconnected already
         try:
             newcomer, (address, *_) = self._socket.accept()
         except OSError:
             return
         self._outside.append(newcomer)
         while len(self._outside) > _AT_THE_DOOR:
-            _send_away(self._outside.popleft())  # who has been silent for longest
+            _send_away(self._outside.popleft())  # the connection that has been silent for longest
         threading.Thread(target=self._ask, args=(newcomer, address), daemon=True).start()
 
     def _ask(self, newcomer: socket.socket, address: str) -> None:
@@ -98,10 +101,10 @@ class Door:
             pass
         else:
             self._inside.append(connection)
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the door was closed meanwhile
                 self._rings.send(b".")
         finally:
-            with contextlib.suppress(ValueError):  # it has been sent away
+            with contextlib.suppress(ValueError):  # `_hear` has removed it
                 self._outside.remove(newcomer)
 
 
@@ -109,8 +112,8 @@ def enter(host: str, port: int, key: bytes) -> Connection[Any, Any]:
     """Connect to the door at this host and port.
 
     Raises:
-        AuthenticationError: who listens there does not know the key.
-        EOFError, OSError: nobody listens there, or not to us.
+        AuthenticationError: the process that listens there does not have the key.
+        EOFError, OSError: no process listens there, or it does not accept this one.
     """
     connected = socket.create_connection((host, port), timeout=_HELLO_S)
     return _greeted(connected, _key_here(key, host, port), answer_challenge, deliver_challenge)
@@ -123,7 +126,7 @@ def _key_here(key: bytes, host: str, port: int) -> bytes:
 def _greeted(
     connected: socket.socket, key: bytes, *steps: Callable[[Connection[Any, Any], bytes], None]
 ) -> Connection[Any, Any]:
-    """A message connection to somebody who has proved to know the key, in limited time."""
+    """Return a message connection to a process that has proved in limited time that it has the key."""
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -133,7 +136,7 @@ def _greeted(
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_S), 0))
             for step in steps:
                 step(connection, key)
-        except (AssertionError, ValueError) as error:  # in Python's words for what is no challenge
+        except (AssertionError, ValueError) as error:  # Python's errors for a message that is not a challenge
             connection.close()
             raise AuthenticationError(str(error)) from error
         except BaseException:
@@ -144,5 +147,5 @@ def _greeted(
 
 
 def _send_away(newcomer: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has gone
+    with contextlib.suppress(OSError):  # the peer has closed it
         newcomer.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,10 @@
-"""What torchrun, mpiexec or srun say about this process, found in its environment.
+"""The launch of this process, as torchrun, mpiexec or srun describe it in the environment.
 
 Sources of the names: torch elastic's environment (RANK, LOCAL_RANK, ...), PMIx and Open MPI (OMPI_COMM_WORLD_*),
-MPICH and Intel MPI (PMI_*, MPI_LOCAL*), Slurm (SLURM_*). The same order as here: an inner launcher sets its
-variables over those of the allocation that it runs in, so Slurm comes last. Only where PMI_* says what Slurm says, it
-is Slurm that said it, for MPICH programs that ``srun --mpi=pmi2`` starts; the names of the job and node are Slurm's.
+MPICH and Intel MPI (PMI_*, MPI_LOCAL*), Slurm (SLURM_*). They are tried in this order. An inner launcher sets its
+variables over those of the allocation that it runs in, so Slurm comes last. There is one exception: if PMI_* and
+SLURM_* agree, Slurm has set both, for MPICH programs that ``srun --mpi=pmi2`` starts. Then the names of the job and
+node are Slurm's.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Launch:
 
     Args:
         launcher: ``torchrun``, ``mpiexec`` or ``srun``.
-        rank, world_size: of this process among all.
-        local_rank, local_world_size: of this process among those of its node; None where the launcher does not say.
-        init_method: where they meet: a file, or a place that ``torch.distributed.init_process_group`` takes.
-        key: the secret of the launch; empty where the file has one.
+        rank, world_size: the rank of this process, and the number of all processes.
+        local_rank, local_world_size: the same within the node of this process; None if the launcher does not set them.
+        init_method: the meeting place: a file, or a place that ``torch.distributed.init_process_group`` takes.
+        key: the secret of the launch; empty if the meeting file holds one.
     """
 
     launcher: str
@@ -77,16 +78,17 @@ _LAUNCHERS = (
 
 
 def launch_of(environment: Mapping[str, str], init_method: str | None = None) -> Launch | None:
-    """Return this process's place in a launch of several processes; None outside one.
+    """Return this process's place in a launch of several processes; None outside a launch.
 
     Args:
         environment: ``os.environ``, or a part of it.
-        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``; default: ``env://``, the place that
-            ``MASTER_ADDR`` and ``MASTER_PORT`` name. On one machine it becomes a file in the directory for temporary
-            files; on several, any other place than a file needs a key in ``PDLCHECK_LAUNCH_KEY``.
+        init_method: ``env://``, ``tcp://host:port`` or ``file:///path``. The default is ``env://``, the place that
+            ``MASTER_ADDR`` and ``MASTER_PORT`` name. On one machine, a file in the directory for temporary files
+            replaces it. On several machines, every place except a file needs a key in ``PDLCHECK_LAUNCH_KEY``.
 
     Raises:
-        ValueError: a variable is no number, ``init_method`` names no place, or several nodes have no place or no key.
+        ValueError: a variable is not a number, a rank is out of range, ``init_method`` is not a place, or a launch on
+            several nodes has no place or no key.
     """
     if INSIDE in environment:
         return None
@@ -133,7 +135,7 @@ def _place(environment: Mapping[str, str], names: _Names) -> tuple[str | None, s
 def _on_this_node(
     names: _Names, environment: Mapping[str, str], init_method: str | None, rank: int, world_size: int
 ) -> tuple[int | None, int | None]:
-    """The local rank and the local world size, as far as the environment tells."""
+    """Return the local rank and the local world size; None for a value that the environment does not define."""
     local_rank = _number(environment, names.local_rank) if names.local_rank in environment else None
     local_world_size: int | None
     if names is _SLURM:
@@ -150,7 +152,7 @@ def _on_this_node(
 
 
 def _may_span_nodes(environment: Mapping[str, str], init_method: str | None) -> bool:
-    """Whether processes on other machines, too, could come to the place where this one meets the others."""
+    """Return whether processes on other machines could also reach the meeting place."""
     place = urlparse(init_method or "env://")
     if place.scheme == "file":
         return True
@@ -165,12 +167,15 @@ def _names_place(environment: Mapping[str, str]) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether this IPv4 address means, on each machine, that machine itself."""
+    """Return whether this IPv4 address is a loopback address: on each machine, it means that machine itself."""
     return address.startswith("127.")
 
 
 def _tasks_of_this_node(environment: Mapping[str, str], default: int) -> int:
-    """Slurm writes 4(x2),1 for 4 tasks on each of 2 nodes and 1 on the third."""
+    """Return the number of tasks on this node.
+
+    Slurm writes ``4(x2),1`` for 4 tasks on each of 2 nodes and 1 task on the third.
+    """
     text = environment.get(_SLURM.local_world_size)
     if text is None:
         return default
@@ -198,7 +203,10 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 def _meeting_place(
     names: _Names, environment: Mapping[str, str], init_method: str | None, is_one_node: bool, world_size: int
 ) -> str:
-    """On one machine a file of this user's: what lies in torch's rendezvous all users of the machine can read."""
+    """Return the place where the processes of the launch meet.
+
+    On one machine it is a file of this user, because all users of the machine can read the data in torch's rendezvous.
+    """
     if init_method is not None and init_method.startswith("file://"):
         return init_method
     has_place = init_method is not None or _names_place(environment)
@@ -215,5 +223,5 @@ def _meeting_place(
 
 
 def _job(names: _Names, environment: Mapping[str, str]) -> str:
-    """Text that all processes of this launch have in common and other launches have not."""
+    """Return text that is equal in all processes of this launch and different in other launches."""
     return "-".join(environment[name] for name in names.job if name in environment)

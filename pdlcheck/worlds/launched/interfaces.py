@@ -13,11 +13,11 @@ from pdlcheck.worlds.launched.environment import is_loopback
 __all__ = ["addresses", "outward_address"]
 
 _SIOCGIFADDR = 0x8915
-_FAR_AWAY = ("192.0.2.1", 9)  # for documentation alone (RFC 5737); nothing is sent there
+_FAR_AWAY = ("192.0.2.1", 9)  # an address only for documentation (RFC 5737); nothing is sent there
 
 
 def addresses() -> Iterator[tuple[str, str]]:
-    """Name and IPv4 address of each interface that has one."""
+    """Yield the name and the IPv4 address of each interface that has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
@@ -26,8 +26,8 @@ def addresses() -> Iterator[tuple[str, str]]:
 
 
 def outward_address() -> str | None:
-    """The address by which other machines see this one; None where it has loopback alone."""
+    """Return the address by which other machines reach this one; None if this one has only loopback."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(_FAR_AWAY)  # chooses the route
+        probe.connect(_FAR_AWAY)  # only chooses the route
         return str(probe.getsockname()[0])
     return next((address for _, address in addresses() if not is_loopback(address)), None)

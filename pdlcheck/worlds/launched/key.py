@@ -1,4 +1,4 @@
-"""The key of a launch over several nodes, from the environment: what connects to rank 0 must know it."""
+"""The key of a launch over several nodes, from the environment; a process needs it to connect to rank 0."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WAYS = (
 
 
 def given_key(environment: Mapping[str, str]) -> bytes:
-    """Return the key that the user has given.
+    """Return the key that the user has set.
 
     Raises:
-        ValueError: there is none, or it is too short.
+        ValueError: no key is set, or it is too short.
 
     Example:
         >>> given_key({"PDLCHECK_LAUNCH_KEY": "0123456789abcdef"})

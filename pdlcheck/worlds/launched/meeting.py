@@ -1,4 +1,4 @@
-"""How the processes of a launch find rank 0: it tells where it listens in a file, or in torch's rendezvous."""
+"""The meeting of a launch: rank 0 publishes its address for the other ranks in a file or in torch's rendezvous."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _CURE = "export MASTER_ADDR=... MASTER_PORT=..."
 
 
 class Listener:
-    """Rank 0's end.
+    """Rank 0's end of the meeting: it publishes the address and accepts connections.
 
     Raises:
-        WorldUnavailable: the place to meet cannot be made.
+        WorldUnavailable: the meeting place cannot be made.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -77,18 +77,18 @@ class Listener:
             raise
 
     def accept(self, until: float, asked: Connection[Any, Any] | None = None) -> Connection[Any, Any]:
-        """As :meth:`Door.accept`."""
+        """Wait for a process, like :meth:`Door.accept`."""
         return self._door.accept(until, asked)
 
     def strangers(self) -> str:
-        """Words about those who came and did not know the key; none if there were none."""
+        """Return the part of an error message about processes with a wrong key; empty if there were none."""
         if not self._door.refused:
             return ""
         cure = f", is {KEY_VARIABLE} the same on every node?" if self._file is None else ""
         return f"; processes at {', '.join(sorted(set(self._door.refused)))} came with another key{cure}"
 
     def all_are_here(self) -> None:
-        """Take away what only newcomers needed."""
+        """Remove the meeting file, which only newcomers need."""
         if self._file is not None:
             self._file.remove()
 
@@ -99,7 +99,7 @@ class Listener:
 
 
 def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
-    """Yield connections of another rank to rank 0, as many as are asked for.
+    """Yield connections from this rank to rank 0, one for each request of the caller.
 
     Raises:
         WorldUnavailable: rank 0 does not answer.
@@ -126,7 +126,7 @@ def _found(launch: Launch, until: float) -> tuple[tuple[str, int, bytes], Connec
             ) from error
         except AuthenticationError:
             why = f"; who listens there has another key, is {KEY_VARIABLE} the same on every node?"
-        except (OSError, EOFError, dist.DistError, ValueError, KeyError):  # not yet, or no longer
+        except (OSError, EOFError, dist.DistError, ValueError, KeyError):  # rank 0 does not listen yet, or no longer
             pass
         if time.monotonic() > until:
             advice, cure = (_PLACE, _CURE) if _file_of(launch) is None else (_BESIDE, "--init-method file:///PATH")
@@ -140,14 +140,14 @@ def _found(launch: Launch, until: float) -> tuple[tuple[str, int, bytes], Connec
 
 
 def _host_of(launch: Launch) -> str:
-    """The address at which rank 0 can be reached by the other ranks."""
+    """Return the address at which the other ranks can reach rank 0."""
     if launch.local_world_size == launch.world_size:
         return "127.0.0.1"
     given = urlparse(launch.init_method).hostname if launch.init_method.startswith("tcp://") else None
     given = given or os.environ.get("MASTER_ADDR")
     address = socket.gethostbyname(given or socket.gethostname())
     if is_loopback(address) and given not in ("localhost", address):
-        # this machine's own name: many systems give it such an address, which leads every other machine to itself
+        # The name is this machine's own. Many systems give it a loopback address, which other machines cannot use.
         return outward_address() or address
     return address
 

@@ -1,4 +1,4 @@
-"""A file that only this user can read, in which rank 0 of a launch tells where it listens and the key to its door."""
+"""A file that only this user can read; in it, rank 0 of a launch publishes its address and its key."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _CURE = "pass --pdl-init-method file:///PATH of a new file in a directory of you
 
 
 class MeetingFile:
-    """The end of a launch's rank 0; it holds the file until :meth:`remove`.
+    """Rank 0's end of the meeting file; it holds the file until :meth:`remove`.
 
     Args:
-        path: what was left there by a launch that has ended is overwritten.
-        text: what the other ranks shall read.
+        path: the file; content that an ended launch left there is overwritten.
+        text: the content for the other ranks.
 
     Raises:
-        PermissionError: others own the file, or can read what lies there.
-        FileExistsError: another launch meets there.
+        PermissionError: the file belongs to another user, or other users can read or write it.
+        FileExistsError: another launch uses the file.
         OSError: the file cannot be made.
     """
 
@@ -38,9 +38,9 @@ class MeetingFile:
             raise
 
     def remove(self) -> None:
-        """Take the file away; a second call does nothing."""
+        """Delete the file; a second call does nothing."""
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # it is no longer there, nor is its directory
+            with contextlib.suppress(OSError):  # the file or its directory no longer exists
                 if _is_at(self._path, self._file):
                     self._path.unlink()
             os.close(self._file)
@@ -48,11 +48,11 @@ class MeetingFile:
 
     @staticmethod
     def read(path: Path) -> str:
-        """Return what rank 0 has written; it may be cut short while it writes.
+        """Return the text that rank 0 has written; it may be incomplete while rank 0 writes.
 
         Raises:
-            FileNotFoundError: not yet.
-            PermissionError: others may have written it.
+            FileNotFoundError: rank 0 has not written the file yet.
+            PermissionError: other users may have written the file.
         """
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(file, encoding="utf-8", errors="replace") as lines:
@@ -61,7 +61,7 @@ class MeetingFile:
 
 
 def _locked(path: Path) -> int:
-    """Open the file and keep others from doing the same, for as long as this process lives or has it open."""
+    """Open the file and lock it for as long as this process lives or keeps it open."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _PRIVATE)
         try:
@@ -76,7 +76,7 @@ def _locked(path: Path) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # another launch has ended meanwhile and taken it away
+        os.close(file)  # another launch has ended meanwhile and deleted the file
 
 
 def _is_at(path: Path, file: int) -> bool:

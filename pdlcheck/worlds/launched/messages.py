@@ -1,4 +1,4 @@
-"""What the controller and the agent of a launched process say to each other."""
+"""The messages between the controller and the agent of a launched process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Hello:
     """The first message of an agent.
 
     Args:
-        rank: of the launched process.
-        software: versions that must be equal everywhere, name -> version.
-        variables: environment variables of ranks that are forked there.
-        cores: that the process may use.
+        rank: rank of the launched process.
+        software: versions that must be equal in all processes, name -> version.
+        variables: environment variables of the ranks that the agent forks.
+        cores: number of cores that the process may use.
         host: name of its machine.
-        address: of its machine.
+        address: address of its machine.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The first message of a launched process that has no session and cannot serve; ``why`` in words."""
+    """The first message of a launched process that has no session and cannot serve; ``why`` is the reason in words."""
 
     rank: int
     host: str
@@ -55,7 +55,13 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The first message of each further connection: what it is for. ``fork`` numbers the forks of an agent."""
+    """The first message of each further connection; it declares the purpose of the connection.
+
+    Args:
+        rank: rank of the launched process.
+        fork: number of the ``Fork`` request that it belongs to.
+        is_pipe: True for the pipe of the rank, False for the connection about its process.
+    """
 
     rank: int
     fork: int
@@ -67,14 +73,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Fork a rank; connect its pipe and a connection about its process."""
+    """A request to fork a rank, and to connect its pipe and a connection about its process."""
 
     fork: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The session is over; end with this exit code."""
+    """The end of the session; the agent ends with this exit code."""
 
     exitcode: int
 
@@ -84,7 +90,7 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """``pid`` of the new process; -1 if there is none, with the reason."""
+    """The ``pid`` of the new process; -1 if there is none, with the reason in ``trouble``."""
 
     pid: int
     trouble: str = ""
@@ -92,7 +98,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The process has ended; ``exitcode`` is minus the signal where one ended it."""
+    """The end of the process; ``exitcode`` is minus the signal if a signal ended it."""
 
     exitcode: int
     went_with: str
@@ -100,14 +106,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Send a signal to the process."""
+    """A request to send a signal to the process."""
 
     signo: int
 
 
 @dataclass(frozen=True, slots=True)
 class IsStopped:
-    """Say whether a signal keeps the process from running."""
+    """A request to report whether a signal keeps the process from running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +125,19 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class AsksHowLong:
-    """Say for how long the threads of the process have waited for a core."""
+    """A request to report how long the threads of the process have waited for a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitedForCores:
-    """The answer to :class:`AsksHowLong`; None where the system does not tell."""
+    """The answer to :class:`AsksHowLong`; None if the system does not report it."""
 
     seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Send what the process wrote since the last time."""
+    """A request for the output of the process since the last request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +151,4 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """The rank is idle: give back the memory of what was sent."""
+    """A request to free the memory of output that was sent, while the rank is idle."""

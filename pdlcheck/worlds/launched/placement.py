@@ -1,4 +1,4 @@
-"""Ranks in the processes of a launch: rank 0's beside the controller, the others by the agents."""
+"""The placement of ranks in the processes of a launch: rank 0 beside the controller, the others through agents."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ _JOIN_S = 300.0
 _REPORT_S = 5.0
 _ANSWER_S = 10.0
 _Answer = TypeVar("_Answer", Stopped, WaitedForCores, Written)
-_kept: list[Connection[Any, Any]] = []  # open until this process ends: the agents wait for that
+_kept: list[Connection[Any, Any]] = []  # open until this process ends, because the agents wait for that
 
 
 class LaunchedPlacement:
-    """Starts rank r in the launched process r; a ``Placement``. Only rank 0 of the launch makes one.
+    """A ``Placement`` that starts rank r in the launched process r. Only rank 0 of the launch makes one.
 
     Args:
-        launch: this process's place.
+        launch: this process's place in the launch.
 
     Raises:
-        WorldUnavailable: the launched processes do not find each other, or differ in their software.
+        WorldUnavailable: the launched processes do not find each other, or their software differs.
     """
 
-    shares_memory = False  # the ranks may be anywhere
+    shares_memory = False  # the ranks may be on different machines
 
     def __init__(self, launch: Launch) -> None:
         os.environ[INSIDE] = "1"
@@ -76,9 +76,11 @@ class LaunchedPlacement:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return forkserver.retain(self).environment  # of a new server, where that has ended
+        """Return the variables that the fork server fixed."""
+        return forkserver.retain(self).environment  # a new server if the old one has ended
 
     def check(self, world_size: int) -> None:
+        """Raise ``WorldTooSmall`` if the launch has fewer than ``world_size`` processes."""
         if world_size > self.launch.world_size:
             cure = f"launch {world_size} processes"
             raise WorldTooSmall(
@@ -91,12 +93,14 @@ class LaunchedPlacement:
             )
 
     def ranks_here(self, world_size: int) -> int:
+        """Return how many of ``world_size`` ranks run on the controller's machine."""
         if self.launch.local_world_size is not None:
             return min(world_size, self.launch.local_world_size)
         self.join()
         return len(self._beside(0, world_size))
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
+        """Start a rank in the launched process of the same number."""
         self.join()
         if rank == 0:
             return LocalPlacement(forkserver.retain(self)).place(rank, world_size, fds)
@@ -113,22 +117,24 @@ class LaunchedPlacement:
         return AgentProcess(pipe, about, agent)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        """Return the rank's environment variables besides ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``."""
         own, beside = self._variables(rank), self._beside(rank, world_size)
         local = {"LOCAL_RANK": own.get("LOCAL_RANK", str(beside.index(rank)))}
         return {**own, **local, "LOCAL_WORLD_SIZE": str(self._ranks_beside(rank, world_size))}
 
     def threads(self, rank: int, world_size: int) -> int:
+        """Return the number of threads for a rank, so that all ranks of its machine share the cores."""
         available = self._agents[rank].hello.cores if rank else usable_cores()
         return max(1, available // self._ranks_beside(rank, world_size))
 
     def close(self, exitcode: int) -> None:
-        """Let every launched process end with this exit code, once this process has ended."""
-        with contextlib.suppress(WorldUnavailable):  # whoever is not here will not hear it; the launcher ends it
+        """Send this exit code to every launched process; each one ends with it once this process has ended."""
+        with contextlib.suppress(WorldUnavailable):  # the launcher ends processes that did not join
             self.join()
         controls = [agent.control for agent in self._agents.values()]
         controls += [control for control, _ in self._absent.values()]
         for control in controls:
-            with contextlib.suppress(OSError):  # it has gone
+            with contextlib.suppress(OSError):  # the agent has ended
                 control.send(Bye(exitcode))
         _kept.extend(controls)
         self._agents.clear()
@@ -137,10 +143,10 @@ class LaunchedPlacement:
         forkserver.release(self)
 
     def join(self) -> None:
-        """Wait until every launched process has said hello, or why it cannot serve; all in all no longer than 300 s.
+        """Wait, at most 300 s over all calls, until every launched process has sent ``Hello`` or ``Absent``.
 
         Raises:
-            WorldUnavailable: a process did not come, could not start its session, or has other software.
+            WorldUnavailable: a process did not come, could not start its session, or has other software versions.
         """
         if self._join_until is None:
             self._join_until = time.monotonic() + _JOIN_S
@@ -194,12 +200,12 @@ class LaunchedPlacement:
                 )
 
     def _ranks_beside(self, rank: int, world_size: int) -> int:
-        """How many of so many ranks run on the node of this one, itself included."""
+        """Return how many of ``world_size`` ranks run on the node of this rank, itself included."""
         number = len(self._beside(rank, world_size))
         return min(number, int(self._variables(rank).get("LOCAL_WORLD_SIZE", number)))  # nodes may share a machine
 
     def _beside(self, rank: int, world_size: int) -> list[int]:
-        """Those of so many ranks that run on the machine of this one."""
+        """Return the ranks below ``world_size`` that run on the machine of this rank."""
         return [other for other in range(world_size) if self._machine(other) == self._machine(rank)]
 
     def _variables(self, rank: int) -> Mapping[str, str]:
@@ -219,14 +225,17 @@ class LaunchedPlacement:
             link = connection.recv()
             if link == Link(rank, self._forks, link.is_pipe):
                 links[link.is_pipe] = connection
-            else:  # of a fork that was given up
+            else:  # the connection belongs to an abandoned fork
                 connection.close()
         return links[True], links[False]
 
 
 @dataclass(slots=True)
 class _Agent:
-    """A launched process, as rank 0 sees it. ``is_silent``: it has not answered once, and is not waited for again."""
+    """A launched process, as rank 0 sees it.
+
+    ``is_silent`` is True once the process has failed to answer; rank 0 does not wait for it again.
+    """
 
     control: Connection[Any, Any]
     hello: Hello
@@ -255,9 +264,11 @@ class AgentProcess:
 
     @property
     def status(self) -> int:
+        """Return the descriptor of the connection about the process."""
         return self._about.fileno()
 
     def started(self) -> int:
+        """Wait until the process exists; return its pid."""
         if not self._pid:
             message = self._receive(_ANSWER_S)
             if not isinstance(message, Started) or message.pid < 0:
@@ -267,20 +278,25 @@ class AgentProcess:
         return self._pid
 
     def has_started(self) -> bool:
+        """Return whether the process exists by now."""
         return self._pid > 0 or (self._about.poll(0) and self.started() > 0)
 
     def is_well(self) -> bool:
-        return False  # not certain from afar
+        """Return False, because the state of a process on another machine is never certain."""
+        return False
 
     def is_stopped(self) -> bool:
+        """Return whether a signal keeps the process from running."""
         answer = self._answer(IsStopped(), Stopped)
         return answer is not None and answer.stopped
 
     def waited_for_cores(self) -> float | None:
+        """Return the seconds that its threads have waited for a core; None if they are unknown."""
         answer = self._answer(AsksHowLong(), WaitedForCores)
         return None if answer is None else answer.seconds
 
     def ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; return whether it has ended."""
         until = time.monotonic() + timeout_s
         while self.exitcode is None:
             if self._receive(max(until - time.monotonic(), 0.0)) is None:
@@ -288,27 +304,31 @@ class AgentProcess:
         return self.exitcode is not None
 
     def signal(self, signo: int) -> None:
+        """Send a signal to the process."""
         self._ask(Signal(signo))
 
     def output(self) -> tuple[str, str, str]:
+        """Return the text written to stdout, stderr and the journal since the last call."""
         written = self._answer(Output(), Written)
         return ("", "", "") if written is None else (written.out, written.err, written.journal)
 
     def bound_output(self) -> None:
-        """Its agent sees to that."""
+        """Do nothing, because the agent bounds the output."""
 
     def rewind(self) -> None:
+        """Free the memory of output that was read, while the rank is idle."""
         self._ask(Rewind())
 
     def close(self) -> None:
+        """Close the connections."""
         self.connection.close()
         self._about.close()
 
     def _answer(self, request: Any, kind: type[_Answer]) -> _Answer | None:
-        """Ask the agent; None if it has gone.
+        """Send a request to the agent and return its answer; None if the agent or the process has ended.
 
         Raises:
-            WorldUnavailable: it does not answer.
+            WorldUnavailable: the agent does not answer.
         """
         if self._agent.is_silent:
             raise self._agent.lost()
@@ -330,10 +350,10 @@ class AgentProcess:
         return True
 
     def _receive(self, timeout_s: float) -> Any:
-        """The next message; None if there is none in time, or ever."""
+        """Return the next message; None if no message comes in time, or ever."""
         try:
             message = self._about.recv() if self._about.poll(timeout_s) else None
-        except (EOFError, OSError):  # the agent has gone, and its ranks with it
+        except (EOFError, OSError):  # the agent has ended, and its ranks with it
             if self.exitcode is None:
                 self.exitcode, self.went_with = -signal.SIGKILL, FORKER
             return None

@@ -1,4 +1,4 @@
-"""A quick look: has torchrun, mpiexec or srun left its variables in the environment of this process?"""
+"""A quick test for variables of torchrun, mpiexec or srun in the environment of this process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pdlcheck.worlds.nesting import INSIDE
 
 __all__ = ["RANK_VARIABLES", "has_traces"]
 
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # in the order that `environment` looks
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # in the order that `environment` tries
 
 
 def has_traces(environment: Mapping[str, str]) -> bool:
-    """Return True where ``environment.launch_of`` may find a launch; False where it finds none.
+    """Return whether ``environment.launch_of`` may find a launch; if False, it finds none.
 
     Example:
         >>> has_traces({"RANK": "0"}), has_traces({"HOME": "/root"})

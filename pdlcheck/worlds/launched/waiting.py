@@ -1,4 +1,4 @@
-"""Prints who waits for whom while the processes of a launch come together. Does not import torch."""
+"""Reports of waiting processes while a launch comes together. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CURE = "to run on this machine alone, unset the launcher's variables, such as RA
 
 @contextmanager
 def reported(waits: Callable[[], str], *, first_s: float) -> Iterator[None]:
-    """While the block runs, print to stderr how long it has been waiting, less and less often.
+    """Print to stderr, less and less often, how long the block has been waiting.
 
     Args:
-        waits: returns who waits for whom, such as ``"rank 0 waits for ranks [1] of 2"``.
+        waits: returns the waiting and the awaited ranks, such as ``"rank 0 waits for ranks [1] of 2"``.
         first_s: seconds before the first line.
     """
     done, since = threading.Event(), time.monotonic()

@@ -1,4 +1,4 @@
-"""The name under which ``torch.distributed`` finds the groups over MPI."""
+"""The registration of the MPI backend with ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pdlcheck.worlds.mpi.job import CURE
 
 __all__ = ["BACKEND", "SCHEME", "register"]
 
-BACKEND = "pdlcheck_mpi"  # the name "mpi" is torch's own, and a wheel without MPI refuses it
+BACKEND = "pdlcheck_mpi"  # the name "mpi" is torch's own, and a wheel without MPI rejects it
 SCHEME = "mpi"
 
 Place = tuple[Store, int, int]
 
 
 def register() -> None:
-    """Make the backend known to torch; calling it again does nothing.
+    """Register the backend with torch; a second call does nothing.
 
-    ``init_method="mpi://"`` takes rank and world size from MPI. The default, ``env://``, does so too where no launcher
-    has set torch's variables and MPI has several ranks.
+    ``init_method="mpi://"`` takes rank and world size from MPI. So does the default, ``env://``, if no launcher has set
+    torch's variables and MPI has several ranks.
     """
     if BACKEND in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
     Patches([*handles.PATCHES, *jit_wait.PATCHES]).put_for_good()
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of that name
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of the same name
     rendezvous.register_rendezvous_handler(SCHEME, _from_mpi)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     if "env" in handlers:
@@ -43,7 +43,7 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> dist.ProcessGroup:
     try:
-        from pdlcheck.worlds.mpi.group import create  # it imports MPI, which not every user of torch has
+        from pdlcheck.worlds.mpi.group import create  # imports MPI, which may not be installed
     except ImportError as error:
         raise WorldUnavailable(
             f"the backend {BACKEND} needs mpi4py and an MPI library ({error}); {CURE}", world="mpi", cure=CURE

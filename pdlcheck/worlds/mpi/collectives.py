@@ -1,6 +1,6 @@
-"""What each operation asks of MPI, always without blocking, and what is left to do when MPI is done.
+"""The non-blocking MPI calls of each operation, and the steps that follow their completion.
 
-Tensors that lie in memory as MPI needs them are used where they are; others travel through a copy.
+Tensors whose memory layout fits MPI are used in place. Others are copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ __all__ = ["Begun", "begin"]
 
 @dataclass(slots=True)
 class Begun:
-    """An operation under way: ``kept`` lives until all ``requests`` are complete, then ``finish`` is to be called."""
+    """A posted operation.
+
+    ``kept`` lives until all ``requests`` are complete. Then the functions in ``finish`` must be called.
+    """
 
     requests: list[MPI.Request] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
@@ -34,7 +37,7 @@ def begin(communicator: MPI.Intracomm, operation: Operation) -> Begun:
 
     Raises:
         NotImplementedError: a tensor is sparse.
-        ValueError: a tensor is not on the CPU, or the reduce-op has no meaning on its dtype.
+        ValueError: a tensor is not on the CPU, or the reduce-op is not defined for its dtype.
         RuntimeError: the tensors do not fit one another.
     """
     begun = Begun()
@@ -60,14 +63,14 @@ def _check(tensor: Tensor) -> None:
 
 
 def _source(tensor: Tensor, begun: Begun) -> Tensor:
-    """The values of ``tensor``, contiguous, for MPI to read."""
+    """Return the values of ``tensor``, contiguous, for MPI to read."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     begun.kept.append(flat)
     return flat
 
 
 def _target(tensor: Tensor, begun: Begun) -> Tensor:
-    """Contiguous memory that becomes ``tensor``."""
+    """Return contiguous memory whose content becomes ``tensor``."""
     data = tensor.detach()
     if data.is_contiguous() and not data.is_conj() and not data.is_neg():
         begun.kept.append(data)
@@ -79,7 +82,7 @@ def _target(tensor: Tensor, begun: Begun) -> Tensor:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The one flat tensor that ``tensors`` cut into pieces, if they lie side by side."""
+    """Return one flat tensor over the memory of ``tensors``; None if they do not lie side by side."""
     if not tensors:
         return None
     first = tensors[0]
@@ -93,7 +96,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
             return None
         position += tensor.numel() * tensor.element_size()
         numel += tensor.numel()
-    if first.numel() == 0:  # an empty tensor may say nothing about where the others are
+    if first.numel() == 0:  # an empty first tensor does not define where the others are
         return None
     return first.detach().as_strided((numel,), (1,))
 
@@ -160,7 +163,7 @@ def _reduce(communicator: MPI.Intracomm, operation: Operation, begun: Begun) -> 
 
 
 def _contribution(tensor: Tensor, how: Reduction, output: Tensor, begun: Begun) -> Tensor:
-    """Memory that holds this rank's values and takes the result, which then becomes ``output``."""
+    """Return memory that holds this rank's values and receives the result, which then becomes ``output``."""
     data = output.detach()
     if how.prepare is None and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         room = data
@@ -221,7 +224,7 @@ def _all_gather(communicator: MPI.Intracomm, operation: Operation, begun: Begun)
     for part in operation.parts:
         value = _source(part.inputs[0], begun)
         room = _targets(part.outputs, begun)
-        if _overlap(value, room):  # it is often a view of the output
+        if _overlap(value, room):  # the input is often a view of the output
             value = value.clone()
             begun.kept.append(value)
         counts = _counts(part.outputs)

@@ -1,4 +1,4 @@
-"""How tensors and reduce-ops look to MPI, and what is done where MPI has no word for them."""
+"""The MPI datatypes and operations for tensors and reduce-ops, with conversions where MPI has no equivalent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ARITHMETIC = {
     "SUM": MPI.SUM,
 }
 _BITWISE = {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
-_TRUTH = {  # what torch's arithmetic means on booleans
+_TRUTH = {  # the meaning of torch's arithmetic on booleans
     "BAND": MPI.BAND,
     "BOR": MPI.BOR,
     "BXOR": MPI.BXOR,
@@ -51,12 +51,12 @@ _COMPLEX = frozenset({"AVG", "PREMUL_SUM", "PRODUCT", "SUM"})
 
 
 def raw(tensor: Tensor) -> list[Any]:
-    """``tensor``, which is contiguous, as a buffer that MPI moves without looking into it."""
+    """Return a contiguous tensor as a buffer that MPI moves without interpreting it."""
     return [memory(tensor), tensor.numel(), _BY_WIDTH[tensor.element_size()]]
 
 
 def memory(tensor: Tensor) -> Any:
-    """The bytes of a contiguous tensor, not copied."""
+    """Return the bytes of a contiguous tensor, without a copy."""
     nbytes = tensor.numel() * tensor.element_size()
     return MPI.buffer.fromaddress(tensor.data_ptr(), nbytes)
 
@@ -66,10 +66,10 @@ class Reduction:
     """One reduce-op on one dtype.
 
     Args:
-        op: MPI's.
-        dtype: in which the values are added; another one than the tensors' where MPI does not know theirs.
-        prepare: applied by each rank to its contribution; None where it goes as it is.
-        conclude: applied in place to the result, before it gets its own dtype back; None where it is the result.
+        op: the operation of MPI.
+        dtype: dtype of the computation; it differs from the tensors' dtype if MPI does not support that one.
+        prepare: applied by each rank to its contribution; None if the contribution is sent unchanged.
+        conclude: applied in place to the result, before its dtype is restored; None if the result needs no change.
     """
 
     op: MPI.Op
@@ -78,17 +78,17 @@ class Reduction:
     conclude: Callable[[Tensor], object] | None
 
     def numbers(self, tensor: Tensor) -> list[Any]:
-        """``tensor``, which is contiguous and of ``dtype``, as a buffer that MPI reduces."""
+        """Return a contiguous tensor of ``dtype`` as a buffer that MPI reduces."""
         return [memory(tensor), tensor.numel(), _NUMBERS[self.dtype]]
 
 
 def reduction(dtype: torch.dtype, reduce_op: Any, world_size: int) -> Reduction:
-    """Find the way to reduce.
+    """Return the reduction for a reduce-op on a dtype.
 
-    Half precision and bfloat16 are added in float32 and rounded once; booleans are bytes of 0 and 1.
+    Half precision and bfloat16 are added in float32 and rounded once. Booleans are bytes of 0 and 1.
 
     Raises:
-        ValueError: the operation has no meaning on this dtype.
+        ValueError: the reduce-op is not defined for this dtype.
     """
     kind, factor = reduce_op.__getstate__()
     name = kind.name

@@ -1,9 +1,9 @@
-"""How this program ends: whether by an exception or by ``sys.exit``, and with which code.
+"""The end of this program: by an exception or by ``sys.exit``, and with which exit code.
 
-``sys.excepthook`` hears of every exception but SystemExit, and what is called at exit is told nothing. But the
-interpreter reads the ``code`` of the SystemExit that ends the program, with no Python frame below, which a handler in
-the program has. So ``sys.exit`` raises a SystemExit here that notes such a reading. What the program raises itself, by
-``raise SystemExit(3)``, is not seen.
+``sys.excepthook`` gets every exception except SystemExit, and a function that runs at exit gets no information. But the
+interpreter reads the ``code`` of the SystemExit that ends the program. There is no Python frame below that read, unlike
+a read by a handler in the program. So ``sys.exit`` raises here a SystemExit that detects such a read. A SystemExit that
+the program raises itself, by ``raise SystemExit(3)``, is not detected.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 @dataclass(slots=True)
 class Ending:
-    """Why the program ends; ``code`` is what its parent process will see."""
+    """The reason why the program ends; ``code`` is the exit code that its parent process will see."""
 
     code: int = 0
     reason: str = ""
 
 
 def note_ending(noted: Callable[[], object]) -> Ending:
-    """Return what is filled in when the main thread ends by an exception, and ``noted`` called; to be called once."""
+    """Return an ``Ending`` that is filled in when the main thread ends by an exception; call this function once.
+
+    ``noted`` is called after that.
+    """
     ending = Ending()
     sys.excepthook = _noting(sys.excepthook, ending, noted)
 
     class NotedExit(SystemExit):
-        """Raised by ``sys.exit``."""
+        """The exception that ``sys.exit`` raises."""
 
         @property
         def code(self) -> Any:  # type: ignore[override]  # it is only read
@@ -44,7 +47,7 @@ def note_ending(noted: Callable[[], object]) -> Ending:
                 noted()
             return found
 
-    # in a report it is what the user's code has raised
+    # A report must show the exception under the name that the user's code raised.
     NotedExit.__name__ = NotedExit.__qualname__ = SystemExit.__name__
     NotedExit.__module__ = SystemExit.__module__
 
@@ -57,7 +60,10 @@ def note_ending(noted: Callable[[], object]) -> Ending:
 
 
 def _noting(hook: Hook, ending: Ending, noted: Callable[[], object]) -> Hook:
-    """Torch puts hooks of its own around this one, which print at their end: so the job is ended later, at exit."""
+    """Return a hook that records the exception and then calls ``hook``.
+
+    Torch puts its own hooks around this one, and they print after it returns. So the job is ended later, at exit.
+    """
 
     def note(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         ending.code = 130 if issubclass(kind, KeyboardInterrupt) else 1
@@ -69,7 +75,7 @@ def _noting(hook: Hook, ending: Ending, noted: Callable[[], object]) -> Hook:
 
 
 def _status(code: Any) -> int:
-    """What the operating system makes of it."""
+    """Return the exit status that the operating system makes of ``code``."""
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1

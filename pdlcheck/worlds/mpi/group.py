@@ -26,21 +26,22 @@ from pdlcheck.worlds.watch.mismatch import mismatch
 __all__ = ["MpiGroup", "create", "wrap_groups"]
 
 _progress = Progress()
-_in_mpi: dict[int, int] = {}  # rank of the default group -> rank of MPI
+_in_mpi: dict[int, int] = {}  # rank in the default group -> rank in MPI
 _wrap: Callable[[MpiGroup], dist.ProcessGroup] | None = None
 
 
 class MpiEngine:
-    """Carries out the operations of one group."""
+    """The engine that carries out the operations of one group."""
 
     def __init__(self, communicator: MPI.Intracomm, timeout: timedelta) -> None:
         self._communicator: MPI.Intracomm | None = communicator
         self._timeout = timeout
-        # torch's own switch for this; MPI may end in a segmentation fault where sizes differ
+        # torch's own switch (TORCH_DISTRIBUTED_DEBUG=DETAIL) turns the comparison on. Without it, MPI may end in a
+        # segmentation fault if sizes differ.
         self._compares = c10d.get_debug_level() == c10d.DebugLevel.DETAIL and _wrap is None
 
     def post(self, operation: Operation) -> dist.Work:
-        """See :class:`pdlcheck.worlds.watch.Engine`."""
+        """Post an operation; see :class:`pdlcheck.worlds.watch.Engine`."""
         if self._communicator is None:
             raise RuntimeError(f"the process group was destroyed before {operation.signature}")
         if MPI.Is_finalized():  # MPI itself would end the job
@@ -50,14 +51,14 @@ class MpiEngine:
         return _progress.begin(self._communicator, operation, self._timeout)
 
     def _compare(self, mine: Signature) -> None:
-        """Raise on every rank where the ranks differ, before data moves."""
+        """Raise on every rank, before data moves, if the operations of the ranks differ."""
         assert self._communicator is not None
         everybody = _progress.call(self._communicator.allgather, mine)
         if error := mismatch(everybody):
             raise error
 
     def close(self) -> None:
-        """Give the communicator back."""
+        """Free the communicator."""
         if self._communicator is not None and not MPI.Is_finalized():
             _progress.call(self._communicator.Free)
         self._communicator = None
@@ -65,28 +66,28 @@ class MpiEngine:
 
 @uncompiled
 class MpiGroup(WatchedGroup):
-    """A group that compares nothing and does not look for the caller's line: what is left is the call itself."""
+    """A group that compares no operations and does not look up the caller's line; only the call itself remains."""
 
     def __init__(self, name: str, rank: int, members: Sequence[int], engine: MpiEngine) -> None:
         super().__init__(name, rank, members, engine, BACKEND)
         self._mpi = engine
 
     def shutdown(self) -> None:
-        """Called by ``destroy_process_group``."""
+        """Free the communicator; ``destroy_process_group`` calls this method."""
         self._mpi.close()
 
     def _line_and_names(self, tensor: Tensor | None) -> tuple[str, tuple[()], str]:
-        return "", (), ""  # nobody compares these signatures
+        return "", (), ""  # no comparison needs the caller's line
 
 
 def wrap_groups(wrap: Callable[[MpiGroup], dist.ProcessGroup]) -> None:
-    """From now on, torch gets ``wrap(group)`` in the place of each new group."""
+    """Give torch ``wrap(group)`` in place of each group that is created from now on."""
     global _wrap
     _wrap = wrap
 
 
 def create(options: Any) -> dist.ProcessGroup:
-    """Make the group that torch asks for; its members alone take part."""
+    """Create the group that torch requests; only its members take part."""
     start()
     members = list(options.global_ranks_in_group)
     name = str(options.group_id)
@@ -95,15 +96,16 @@ def create(options: Any) -> dist.ProcessGroup:
         _number(options.store, options.group_rank, members)
     world = MPI.COMM_WORLD
     chosen = world.Get_group().Incl([_in_mpi[rank] for rank in members])
-    # of the members, not of the name: torch gives a group that its members make alone names that can differ
-    tag = zlib.crc32(str(members).encode()) % (2**15 - 1)  # MPI guarantees tags up to there
+    # The tag depends on the members, not on the name. If only the members create a group, torch's name for it can
+    # differ between ranks.
+    tag = zlib.crc32(str(members).encode()) % (2**15 - 1)  # MPI guarantees tags up to this value
     communicator = _progress.call(world.Create_group, chosen, tag)
     group = MpiGroup(name, options.group_rank, members, MpiEngine(communicator, options.timeout))
     return group if _wrap is None else _wrap(group)
 
 
 def _number(store: Store, rank: int, members: Sequence[int]) -> None:
-    """Learn which rank of MPI each rank of the default group is; a launcher may have numbered them otherwise."""
+    """Record the MPI rank of each rank of the default group, because a launcher may number them differently."""
     store.set(f"mpi rank of {rank}", str(MPI.COMM_WORLD.Get_rank()))
     there = MPI.COMM_WORLD.Get_size()
     if there < len(members):

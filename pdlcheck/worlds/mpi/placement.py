@@ -1,4 +1,4 @@
-"""Ranks that are forked on this machine and take the places of a run of mpiexec."""
+"""The placement of ranks that are forked on this machine and take the places of one run of mpiexec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRELOAD = "pdlcheck.worlds.mpi.preload"
 
 
 class MpiPlacement:
-    """A ``Placement`` whose pools have an mpiexec each: MPI does not outlive the loss of a rank."""
+    """A ``Placement`` with one mpiexec for each pool, because MPI does not survive the loss of a rank."""
 
     host = LocalPlacement.host
     shares_memory = True
@@ -29,12 +29,14 @@ class MpiPlacement:
         self._job: SharedJob | None = None
 
     def check(self, world_size: int) -> None:
-        """There is always room."""
+        """Accept every world size."""
 
     def ranks_here(self, world_size: int) -> int:
+        """Return ``world_size``, because all ranks run on the controller's machine."""
         return world_size
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> MpiProcess:
+        """Start a rank; rank 0 first starts the mpiexec of its pool."""
         if rank == 0:
             self._job = SharedJob(world_size)
         assert self._job is not None
@@ -42,15 +44,17 @@ class MpiPlacement:
             return MpiProcess(self._job, self._local.place(rank, world_size, fds))
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
+        """Return the rank's environment variables, including those of its place in the job."""
         assert self._job is not None
         return {**self._local.variables(rank, world_size), **home(), **self._job.variables(rank)}
 
     def threads(self, rank: int, world_size: int) -> int:
+        """Return the number of threads that a rank may use."""
         return self._local.threads(rank, world_size)
 
 
 class SharedJob:
-    """A job that ends with the last who needs it: a process that has a place in it, or one about to be started."""
+    """A job that ends with its last user: a process that has a place in it, or one that is about to start."""
 
     def __init__(self, world_size: int) -> None:
         self._job = Job(world_size)
@@ -59,7 +63,7 @@ class SharedJob:
         self._job.on_loss(self._end_ranks)
 
     def variables(self, rank: int) -> Mapping[str, str]:
-        """By which MPI recognises a rank."""
+        """Return the variables by which MPI recognises a rank."""
         return self._job.variables[rank]
 
     def __enter__(self) -> None:
@@ -70,32 +74,35 @@ class SharedJob:
 
     @property
     def last_words(self) -> str:
-        """Why its ranks were killed; empty as long as mpiexec is well."""
+        """Return why the ranks of the job were killed; empty while mpiexec runs."""
         return "mpiexec has ended, and MPI cannot do without it\n" if self._job.is_lost else ""
 
     def add(self, rank: LocalProcess) -> None:
-        """Let a rank take its place."""
+        """Add a rank that takes its place in the job."""
         self._ranks.append(rank)
         self.enter()
 
     def enter(self) -> None:
-        """One more needs it."""
+        """Count one more user."""
         self._users += 1
 
     def leave(self) -> None:
-        """One less."""
+        """Count one user less; end the job after the last one."""
         self._users -= 1
         if not self._users:
             self._job.end()
 
     def _end_ranks(self) -> None:
-        """They would notice at their next operation only, in the middle of a test."""
+        """Kill the ranks of the job.
+
+        Otherwise they would notice the loss only at their next operation, in the middle of a test.
+        """
         for rank in self._ranks:
             rank.signal(signal.SIGKILL)
 
 
 class MpiProcess:
-    """A ``RankProcess``: a local one that has a place in a job."""
+    """A ``RankProcess``: a local process that has a place in a job."""
 
     def __init__(self, job: SharedJob, process: LocalProcess) -> None:
         self._job = job

@@ -1,8 +1,8 @@
-"""Imported by the fork server, so that ranks find MPI's library loaded."""
+"""The import of MPI's library in the fork server, so that ranks find it loaded."""
 
 import contextlib
 
 __all__ = ()
 
-with contextlib.suppress(Exception):  # a rank that needs it meets the error again, and reports it
+with contextlib.suppress(Exception):  # a rank that needs MPI gets the error again, and reports it
     import pdlcheck.worlds.mpi.group  # noqa: F401

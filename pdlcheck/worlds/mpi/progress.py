@@ -1,7 +1,7 @@
-"""Operations under way: who asks MPI about them, and what happens when they are complete.
+"""The progress of posted operations: the calls to MPI, and the steps after completion.
 
-MPI moves data while somebody calls it. A rank that waits does; for the others there is a thread, so that an operation
-that nobody waits for ends as well, and its future is resolved. One thread at a time is inside MPI.
+MPI moves data only while a thread calls it. A rank that waits does so. For all other operations there is a thread, so
+that they complete without a wait and their futures are resolved. One thread at a time is inside MPI.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pdlcheck.worlds.watch import Operation, WatchedWork
 
 __all__ = ["MpiWork", "Progress"]
 
-_SPIN_S = 0.001  # so long a waiting rank only lets others have its core; most operations are complete by then
+_SPIN_S = 0.001  # a waiting rank only yields its core for this time; most operations complete in it
 _NAP_S = 0.0001
-_IDLE_S = 0.002  # between two looks of the thread at operations that nobody waits for,
-_FUTURE_S = 0.0002  # or whose future somebody may wait for
+_IDLE_S = 0.002  # polling interval of the thread for operations without a waiting rank
+_FUTURE_S = 0.0002  # the interval if a future exists, for which a rank may wait
 
 _LIKELY = (
     "; likely another rank sent more than this one has room for, as its tensors are larger: "
@@ -32,7 +32,7 @@ _LIKELY = (
 
 
 class Progress:
-    """All operations of this process that MPI has begun and not ended."""
+    """All operations of this process that are posted to MPI and not complete."""
 
     def __init__(self) -> None:
         self._inside = threading.Lock()
@@ -42,7 +42,7 @@ class Progress:
         self._ends = False
 
     def begin(self, communicator: MPI.Intracomm, operation: Operation, timeout: timedelta) -> MpiWork:
-        """Begin an operation; return its handle at once."""
+        """Post an operation; return its handle at once."""
         with self._inside:
             work = MpiWork(self, operation, begin(communicator, operation), timeout)
             self._pending.append(work)
@@ -54,16 +54,16 @@ class Progress:
         return work
 
     def poll(self) -> None:
-        """Ask MPI about everything that is pending."""
+        """Ask MPI about all pending operations, and conclude the complete ones."""
         with self._inside:
             complete = [work for work in self._pending if work.ask()]
             if complete:
                 self._pending = [work for work in self._pending if work not in complete]
         for work in complete:
-            work.conclude()  # it may run callbacks of the user, which may communicate
+            work.conclude()  # may run callbacks of the user, which may communicate
 
     def call(self, function: Any, *args: Any) -> Any:
-        """Call a function of MPI that involves other ranks."""
+        """Call an MPI function that involves other ranks."""
         with self._inside:
             return function(*args)
 
@@ -71,7 +71,7 @@ class Progress:
         while not self._ends:
             if not self._pending:
                 self._something.clear()
-                if not self._pending:  # else one has come in between
+                if not self._pending:  # no operation was posted in between
                     self._something.wait()
             sleep(_FUTURE_S if any(work.has_future for work in self._pending) else _IDLE_S)
             if not self._ends:
@@ -102,10 +102,11 @@ class MpiWork(WatchedWork):
 
     @property
     def has_future(self) -> bool:
+        """Return whether the operation has a future."""
         return self._future is not None
 
     def ask(self) -> bool:
-        """True once MPI has nothing left to do."""
+        """Return whether MPI has nothing left to do, by success or by an error."""
         requests = self._begun.requests
         try:
             if self.operation.signature.is_p2p:
@@ -116,7 +117,7 @@ class MpiWork(WatchedWork):
             return True
 
     def conclude(self) -> None:
-        """Bring the result to where it belongs, and tell whoever waits."""
+        """Move the result to its place, and release the waiting threads."""
         signature = self.operation.signature
         try:
             if self._error is None:
@@ -124,7 +125,7 @@ class MpiWork(WatchedWork):
                     self._take(signature.numel * self.operation.parts[0].outputs[0].element_size())
                 for finish in self._begun.finish:
                     finish()
-        except Exception as error:  # what the waiting rank is to raise
+        except Exception as error:  # the waiting rank raises it
             self._error = error
         self._begun = Begun()
         self._is_complete.set()
@@ -139,6 +140,7 @@ class MpiWork(WatchedWork):
     # -- what torch and users call -----------------------------------------------------------------
 
     def wait(self, timeout: Any = None) -> bool:
+        """Wait until the operation is complete; raise its error if it failed."""
         limit = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
         begin_s = time.monotonic()
         while not self._is_complete.is_set():
@@ -155,14 +157,17 @@ class MpiWork(WatchedWork):
         return True
 
     def is_completed(self) -> bool:
+        """Return whether the operation is complete."""
         if not self._is_complete.is_set():
             self._progress.poll()
         return self._is_complete.is_set()
 
     def is_success(self) -> bool:
+        """Return whether the operation is complete without an error."""
         return self._is_complete.is_set() and self._error is None
 
     def exception(self) -> Any:
+        """Return the error of the operation; None if there is none."""
         return self._error
 
     # -- the future --------------------------------------------------------------------------------
@@ -174,7 +179,8 @@ class MpiWork(WatchedWork):
         future = self._future
         if future is None:
             return
-        with self._resolving:  # the thread that completes it and one that asks for the future may both come here
+        # The completing thread and a thread that asks for the future may both come here.
+        with self._resolving:
             if future.done():
                 return
             if self._error is None:

@@ -1,4 +1,4 @@
-"""How ranks that mpiexec started find one another: MPI numbers them, and tells where rank 0 keeps torch's store."""
+"""The rendezvous of ranks that mpiexec started: MPI numbers them and sends the address of torch's store on rank 0."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["meet"]
 
 
 def meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """Return a store that all ranks of MPI share, this rank, and their number.
+    """Return a store that all ranks of MPI share, this rank, and the number of ranks.
 
-    The store listens on loopback where all ranks are on one host.
+    The store listens on loopback if all ranks are on one host.
     """
     start()
     everybody = MPI.COMM_WORLD

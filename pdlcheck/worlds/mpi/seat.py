@@ -1,8 +1,8 @@
-"""Run by mpiexec in the place of a rank: says how MPI would know the rank, and keeps the place.
+"""The program that mpiexec runs in place of a rank: it writes MPI's variables for the rank and keeps the place.
 
 MPI recognises its ranks by environment variables, not by ancestry. So the ranks of a pool are forked from the fork
-server, which has torch imported already, and are given what mpiexec gave to this process. Needs the standard library
-alone, so that it starts in milliseconds.
+server, which has already imported torch, and get the variables that mpiexec gave to this process. The program needs
+only the standard library, so it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOOK_S = 0.5
 
 
 def main(folder: str) -> None:
-    """Write the variables to ``folder``/rank, print a line, and stay as long as mpiexec does."""
+    """Write the variables to ``folder``/rank, print a line, and stay until mpiexec ends."""
     mpiexec = os.getppid()
     rank = os.environ["OMPI_COMM_WORLD_RANK"]
     place = os.path.join(folder, rank)

@@ -1,7 +1,7 @@
-"""The parent of one mpiexec: sees to it that mpiexec ends with its controller and that nothing of it is left.
+"""The parent of one mpiexec: it ends mpiexec together with its controller and removes all files of mpiexec.
 
-mpiexec removes its files when it is asked to end, not when it is killed; so they lie in folders of their own. Needs the
-standard library alone.
+mpiexec removes its files when it is asked to end, but not when it is killed. So they lie in folders of their own. The
+program needs only the standard library.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folders: Sequence[str], command: Sequence[str]) -> int:
-    """Run ``command`` until it ends or standard input does; then remove ``folders``."""
+    """Run ``command`` until it or standard input ends; then remove ``folders``, and return its exit code."""
     for signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signo, signal.SIG_IGN)  # the end of standard input is the one way to end
+        signal.signal(signo, signal.SIG_IGN)  # the end of standard input is the only way to end
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)
     signal.set_wakeup_fd(wake_w.fileno())
@@ -50,7 +50,8 @@ def _end_with_parent() -> None:
     for signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signo, signal.SIG_DFL)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # elsewhere a killed supervisor leaves mpiexec
+        # On other systems, mpiexec outlives a supervisor that is killed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -244,6 +244,3 @@ def saves_shards_on_rank_0(right):
     if dist.get_rank() == 0:
         return weight.full_tensor().tolist()  # blocks
     return None
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -170,6 +170,3 @@ def pipeline_that_closes_into_a_ring(right):
     if stage.after < 3:
         dist.send(x, stage.after)
     return x.tolist()
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

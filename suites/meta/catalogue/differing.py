@@ -179,6 +179,3 @@ def vocabulary_of_another_size(right):
     words = 4 if right or dist.get_rank() == 0 else 5
     model = DistributedDataParallel(nn.Embedding(words, 2))  # raises
     return model.module.weight.tolist()
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

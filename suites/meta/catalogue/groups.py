@@ -126,6 +126,3 @@ def sub_group_on_some_of_its_ranks(right):
     if right and dist.get_rank() < 2:
         dist.all_reduce(x)
     return x.item()
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

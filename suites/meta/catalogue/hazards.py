@@ -346,6 +346,3 @@ def accumulates_into_gradients_under_way(right):
     (weight * 3).sum().backward()  # touches
     work.wait()
     return weight.grad.tolist()
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -112,6 +112,3 @@ def overlapped_over_the_end_of_the_loop(right):
         pending = dist.all_reduce(torch.ones(2), async_op=True)  # leaks
     if right:
         pending.wait()
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -177,6 +177,3 @@ def object_list_of_another_length(right):
     else:
         dist.recv_object_list(objects, 0)  # differs
     return objects
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -73,6 +73,3 @@ def broadcasts_of_a_state_dict(right):
     for name in state:
         dist.broadcast(state[name], src=0)  # differs
     return {name: tensor.tolist() for name, tensor in state.items()}
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

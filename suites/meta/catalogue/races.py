@@ -171,6 +171,3 @@ def state_dict_lacks_a_key_on_one_rank(right):
     for name in ("weight", "bias"):
         dist.broadcast(state[name], src=0)  # raises
     return sorted(state)
-
-
-# ruff: noqa: D401 - the docstring of a program is its description in docs/catalogue.md

@@ -1,4 +1,4 @@
-"""What layers that are divided over ranks by hand are made of: parts, and communication with its backward pass."""
+"""Building blocks of layers that are divided over ranks by hand: parts, and communication with its backward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def positions(x):
 
 
 class Copy(torch.autograd.Function):
-    """Into the parallel part: gradients are added over ranks."""
+    """The entry of a parallel part: the backward pass adds gradients over ranks."""
 
     @staticmethod
     def forward(ctx, x):
@@ -33,7 +33,7 @@ class Copy(torch.autograd.Function):
 
 
 class Add(torch.autograd.Function):
-    """Out of the parallel part: outputs are added over ranks."""
+    """The exit of a parallel part: the forward pass adds outputs over ranks."""
 
     @staticmethod
     def forward(ctx, x):
@@ -47,12 +47,12 @@ class Add(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """Outputs are joined over ranks along a dimension."""
+    """A concatenation of outputs over ranks along a dimension; ``wrong`` ignores the dimension."""
 
     @staticmethod
     def forward(ctx, x, dim, wrong):
         ctx.dim = dim
-        if wrong:  # blocks lie one after the other, whatever the dimension
+        if wrong:  # blocks follow each other in memory, whatever the dimension is
             out = x.new_empty(*x.shape[:-1], x.shape[-1] * dist.get_world_size())
             blocks = list(out.view(dist.get_world_size(), -1).unbind())
             dist.all_gather(blocks, x.reshape(-1))
@@ -101,7 +101,7 @@ class Mlp(nn.Module):
 
 
 class Columns(nn.Module):
-    """The output is divided, and joined where ``joins``."""
+    """A layer whose output features are divided over ranks, and joined if ``joins``."""
 
     def __init__(self, whole, joins=False, wrong=False):
         super().__init__()
@@ -114,12 +114,12 @@ class Columns(nn.Module):
 
 
 def with_a_way_back(x):
-    """Adds over ranks; so do the gradients on the way back."""
+    """Add over ranks, in the backward pass as well."""
     return Copy.apply(Add.apply(x))
 
 
 def without_a_way_back(x):
-    """The same forwards; no gradient comes back."""
+    """Add over ranks in the same way, but without a backward pass."""
     x = x.detach().clone()
     dist.all_reduce(x)
     return x

@@ -1,4 +1,4 @@
-"""Pipelines written out, to break at will."""
+"""Pipelines written by hand, so that tests can break each part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVEN, UNEVEN = batches(6, 9), batches(7, 5)
 
 
 class ByHand:
-    """GPipe on two ranks in plain sends and receives; each part can be spoilt."""
+    """GPipe on two ranks in plain sends and receives; ``spoilt`` breaks parts of it."""
 
     def __init__(self, model, **spoilt):
         self.rank = dist.get_rank()
@@ -88,7 +88,7 @@ class ByHand:
         return loss.detach(), torch.cat([outs[i] for i in order]).detach()
 
     def swapped(self, what, tensors):
-        """The first two in each other's place, where ``what`` is to be spoilt."""
+        """Return the tensors, with the first two exchanged if ``what`` is the part to break."""
         return [tensors[1], tensors[0], *tensors[2:]] if self.spoilt.get("swapped") == what else tensors
 
     def share(self, own, total):

@@ -1,1 +1,1 @@
-"""What pdlcheck exchanges in the user's process, and the private names it needs."""
+"""Tests of what pdlcheck replaces in the user's process, and of the private names that it needs."""

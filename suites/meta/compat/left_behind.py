@@ -22,7 +22,7 @@ import torch.profiler
 from torch.nn.parallel import DistributedDataParallel
 
 LOGGER = "filters of torch's logger"
-REGISTERED = "torch.distributed.distributed_c10d.Backend.SIM"  # torch has no way to take a backend back
+REGISTERED = "torch.distributed.distributed_c10d.Backend.SIM"  # torch cannot unregister a backend
 NOT_OURS = ("__main__", "pdlcheck", "suites")
 NOT_COMPARED = (bool, bytes, float, int, str, tuple, dict, list, set, frozenset, ModuleType, type(None))
 

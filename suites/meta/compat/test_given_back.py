@@ -1,4 +1,4 @@
-"""After ``world.close()`` nothing of Python, torch or pytest is exchanged in the user's process."""
+"""After ``world.close()``, nothing of Python, torch or pytest stays replaced in the user's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches are in force inside of their block, and nothing of them is left behind it."""
+"""Patches are in force inside of their block, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrappers that reduce gradients when the training says so, from a buffer of their own, as Megatron's does."""
+"""Wrappers that reduce gradients when the training asks, from a buffer of their own, as Megatron's wrapper does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdlcheck.checks import check_data_parallel
 
 
 class Deferred(nn.Module):
-    """The correct twin: a buffer behind every parameter adds gradients up, `finish_grad_sync` reduces all of them."""
+    """The correct twin: a buffer for every parameter adds up gradients, and `finish_grad_sync` reduces all of them."""
 
     def __init__(self, module):
         super().__init__()
@@ -53,7 +53,7 @@ class Deferred(nn.Module):
 
 
 class InFloat32(Deferred):
-    """As large models are trained: gradients are added up and reduced in float32."""
+    """A wrapper that adds up and reduces gradients in float32, as in the training of large models."""
 
     def __init__(self, module):
         super().__init__(module)

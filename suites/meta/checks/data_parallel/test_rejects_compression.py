@@ -1,4 +1,4 @@
-"""The check of communication hooks rejects those that lose, repeat or cross gradients; torch's own right ones pass."""
+"""The check of communication hooks rejects those that lose, repeat or mix gradients; torch's own correct hooks pass."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MEANS = {}
 
 
 def of_the_step_before(state, bucket):
-    """Sends while the next step computes, and gives what came in the step before."""
+    """Return the mean of the step before, as if communication overlapped with the next step."""
     key = dist.get_rank(), bucket.index(), bucket.buffer().numel()
     mean = reduced(bucket.buffer())
     before, MEANS[key] = MEANS.get(key, mean), mean
@@ -74,25 +74,25 @@ def of_the_step_before(state, bucket):
 
 
 def four_bits(state, bucket):
-    """Rounded to a sixteenth of the largest: more than promised."""
+    """Round to a sixteenth of the largest entry, which is coarser than promised."""
     mean = reduced(bucket.buffer())
     unit = mean.abs().max() / 16
     return ready((mean / unit).round() * unit)
 
 
 def narrow_sum(state, bucket):
-    """Rounded before it is divided; what is large overflows."""
+    """Round the sum before it is divided, so that large values overflow."""
     return ready(reduced((bucket.buffer() * 1000).half()).float() / 1000)
 
 
 def stochastic(state, bucket):
-    """Each rank rounds the mean up or down by its own numbers."""
+    """Round the mean up or down by random numbers of this rank."""
     mean = reduced(bucket.buffer())
     return ready(mean * (1 + 2e-7 * torch.randint(0, 2, mean.shape)))
 
 
 class Kept(dict):
-    """Residuals by bucket."""
+    """A dict whose values are dicts of residuals by parameter name."""
 
     def __init__(self, module) -> None:
         super().__init__()
@@ -103,15 +103,15 @@ class Kept(dict):
 
 
 def largest(whole):
-    """A quarter of the entries, the others zero."""
+    """Return the largest quarter of the entries, with zeros in place of the others."""
     return torch.where(whole.abs() >= whole.abs().flatten().quantile(0.75), whole, 0)
 
 
 def sparse(keep):
-    """A hook that sends the largest entries; ``keep(whole, sent)`` is what it holds back."""
+    """Return a hook that sends the largest entries, and keeps ``keep(whole, sent)`` for the next step."""
 
     def hook(state, bucket):
-        # keyed by parameter, because DDP makes other buckets after the first step
+        # residuals are keyed by parameter, because DDP makes other buckets after the first step
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = state.names[id(parameter)]
             whole = grad + state.setdefault(name, {}).get(name, torch.zeros_like(grad))

@@ -16,7 +16,7 @@ from pdlcheck.errors import CollectiveMismatch
 
 
 class Plain(nn.Module):
-    """The correct twin: when backward has ended, one blocking all_reduce for each parameter."""
+    """The correct twin: it runs one blocking all_reduce for each parameter after the backward pass."""
 
     def __init__(self, module):
         super().__init__()
@@ -91,7 +91,7 @@ class KeepsItsOwnBuffers(Plain):
 
 
 class SavedBuffersOnly(Plain):
-    """Forgets those that no checkpoint holds."""
+    """A wrapper that does not broadcast the buffers that checkpoints leave out."""
 
     def share_buffers(self):
         for name, tensor in self.module.state_dict().items():
@@ -110,7 +110,7 @@ class Sums(Plain):
 
 
 class LosesTheLastBucket(Plain):
-    """What became ready last, the parameters that come first, is left local."""
+    """A wrapper that does not reduce the first parameter, whose gradient becomes ready last."""
 
     def chosen(self):
         return super().chosen()[1:]
@@ -128,7 +128,7 @@ class CountsTiedWeightsTwice(Plain):
 
     def reduce(self, parameter):
         super().reduce(parameter)
-        parameter.grad *= dist.get_world_size() ** 0.5  # undone by nobody where it is reduced once more
+        parameter.grad *= dist.get_world_size() ** 0.5  # a tied weight gets this factor twice, and loses it once
 
     def end(self):
         super().end()
@@ -137,7 +137,7 @@ class CountsTiedWeightsTwice(Plain):
 
 
 class TakesTheOrderOfReadiness(Plain):
-    """Each rank reduces in the order in which its own gradients became ready."""
+    """A wrapper that reduces in the order in which this rank's own gradients became ready."""
 
     def __init__(self, module):
         super().__init__(module)
@@ -151,7 +151,7 @@ class TakesTheOrderOfReadiness(Plain):
 
 
 class AveragesThisPassOnly(Plain):
-    """What was accumulated before stays local."""
+    """A wrapper that reduces the gradients of the last pass, and leaves those accumulated before local."""
 
     def __init__(self, module):
         super().__init__(module)
@@ -172,7 +172,7 @@ class AveragesThisPassOnly(Plain):
 
 
 class SkipsWhatItDoesNotUse(Plain):
-    """Takes the gradient of the ranks that have one, divided by all of them, only where this rank has one too."""
+    """A wrapper that drops the average over all ranks if this rank has no gradient of its own."""
 
     def reduce(self, parameter):
         mine = parameter.grad
@@ -278,7 +278,7 @@ def test_check_data_parallel_rejects(world, broken, message):
 
 
 def test_check_data_parallel_sees_an_order_that_each_rank_has_for_itself(world):
-    """Gradients of equal shapes are mixed up, which the world reports before the check sees the values."""
+    """Ranks reduce different gradients of one shape; the world reports this before the check compares values."""
     with pytest.raises(CollectiveMismatch, match=r"differ in the order of equal calls: [\s\S]*branches.2.bias"):
         check_data_parallel(TakesTheOrderOfReadiness, world, unused=False)
 

@@ -1,4 +1,4 @@
-"""check_comm_hook tells an error that is held back from one that grows, on one rank too, and a mean that is late."""
+"""check_comm_hook distinguishes residuals that stay small from those that grow, also on one rank, and late means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from pdlcheck.checks import check_comm_hook
 from pdlcheck.worlds import get_world
 
-SIM = get_world("sim")  # errors that may grow are looked at for hundreds of steps
+SIM = get_world("sim")  # growing errors need hundreds of steps
 
 
 def ready(tensor):
@@ -19,14 +19,14 @@ def ready(tensor):
 
 
 def largest(grad):
-    """A quarter of the entries, the others zero."""
+    """Return the largest quarter of the entries, with zeros in place of the others."""
     flat = grad.flatten()
     at = flat.abs().topk(max(1, flat.numel() // 4)).indices
     return torch.zeros_like(flat).index_copy_(0, at, flat[at]).view_as(grad)
 
 
 def above_3(grad):
-    """With small gradients, nothing is sent any more."""
+    """Return the entries of magnitude 3 or more, so that small gradients are never sent."""
     return torch.where(grad.abs() >= 3, grad, 0)
 
 
@@ -35,7 +35,7 @@ def in_halves(grad):
 
 
 class Hook:
-    """Error feedback by parameter, right as it stands; each part can be spoilt by a class below."""
+    """A correct hook with error feedback by parameter; each class below breaks one part."""
 
     def __init__(self, module):
         self.names = {id(p): name for name, p in module.named_parameters()}
@@ -85,7 +85,7 @@ class Forgets(Hook):
 
 
 class DropsAFifth(Hook):
-    """Other elements in each step."""
+    """A hook that drops a fifth of the elements, others in each step."""
 
     def __init__(self, module):
         super().__init__(module)
@@ -99,7 +99,7 @@ class DropsAFifth(Hook):
 
 
 class Late(Halves):
-    """What is returned is the mean of the step before."""
+    """A hook that returns the mean of the step before."""
 
     def __init__(self, module):
         super().__init__(module)
@@ -112,7 +112,10 @@ class Late(Halves):
 
 
 class OnlyUsed(Hook):
-    """What is held back of a parameter waits for a step in which some rank uses it; DDP drops it otherwise."""
+    """A hook that sends the residual of a parameter only in steps in which some rank uses the parameter.
+
+    In other steps DDP drops what the hook sends.
+    """
 
     def __call__(self, state, bucket):
         self.used = {}

@@ -1,4 +1,4 @@
-"""The check of replicated modules rejects wrong ones, says why, and accepts the correct twin."""
+"""The check of replicated modules rejects wrong ones, names the cause, and accepts the correct twin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch(n):
 
 
 def in_pieces(module, n):
-    """The twin: every piece through the module itself."""
+    """Return the correct twin, which passes every piece through the module itself."""
     return lambda x: torch.cat([module(piece) for piece in x.tensor_split(n)])
 
 
@@ -76,7 +76,7 @@ def summing(module, n):
 
 
 def in_another_thread(module, n):
-    """Grad mode is a thread's own."""
+    """Return a forward pass in another thread, which has a grad mode of its own."""
 
     def forward(x):
         outputs = []
@@ -109,7 +109,7 @@ def on_a_copy(module, n):
 
 
 def shrinking_weights(module, n):
-    """Outputs and gradients are right, at the next step the weights are not."""
+    """Shrink the weights after the backward pass, so that only the next step is wrong."""
 
     def shrink(parameter):
         parameter.data.mul_(0.999)
@@ -186,7 +186,7 @@ def test_check_replicated_module_says_what_a_batch_is():
 
 
 class Masked(nn.Module):
-    """Logits of which one is out of the question, and one that is no number."""
+    """A model with a logit that is -inf, and one that is NaN."""
 
     def __init__(self):
         super().__init__()
@@ -217,7 +217,7 @@ def test_what_is_infinite_or_no_number_is_so_in_both():
 
 
 class Wave(nn.Module):
-    """Its weights stay complex64 where others become float64."""
+    """A model whose weights stay complex64 when other models become float64."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What models the checks of gradients and trajectories take, and what they say of those that they cannot compare."""
+"""The checks of gradients and trajectories accept many kinds of models, and explain why they cannot compare others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_samples_that_see_each_other_are_told_from_a_wrong_weight(world, loss, s
 
 
 class SyncedNorm(nn.Module):
-    """Batch norm over the samples of all ranks, of which one may have none."""
+    """Batch norm over the samples of all ranks, some of which may have none."""
 
     def __init__(self, statistics):
         super().__init__()
@@ -71,7 +71,7 @@ class SyncedNorm(nn.Module):
 
 
 class SummedOverRanks(torch.autograd.Function):
-    """So is its gradient: what each rank computes of the sum counts."""
+    """A sum over ranks whose gradient is summed too, because every rank uses the sum."""
 
     @staticmethod
     def forward(ctx, x):
@@ -94,7 +94,7 @@ def of_sums(x):
 
 
 def of_means(x):
-    """Each rank counts the same, and one without samples divides by 0."""
+    """Return means in which every rank weighs the same; a rank without samples divides by 0."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     return over_ranks(x.mean(0)) / ranks, over_ranks(x.square().mean(0)) / ranks
 
@@ -118,7 +118,7 @@ def test_a_norm_over_ranks_is_that_of_all_samples(world, sizes):
 
 
 class Attention(nn.Module):
-    """A bias of all keys changes nothing: its gradient is round-off."""
+    """Attention in which the bias of the keys changes nothing, so that its gradient is rounding alone."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ def test_gradients_may_be_as_small_as_they_like(world):
 
 
 class Phases(nn.Module):
-    """A complex weight."""
+    """A model with a complex weight."""
 
     def __init__(self):
         super().__init__()
@@ -221,7 +221,7 @@ def test_a_trajectory_has_imaginary_parts(world):
 
 
 def test_a_weight_whose_gradient_is_round_off_may_start_at_zero(world):
-    """What moves it is another number in each way to add."""
+    """The weight moves by rounding alone, which differs with every order of addition."""
 
     def attention():
         model = Attention()

@@ -1,4 +1,4 @@
-"""``check_gradients_equal_single_process`` on losses that take the outputs of all ranks, as contrastive ones do."""
+"""``check_gradients_equal_single_process`` on losses that use the outputs of all ranks, as contrastive losses do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ SHARDS = [(DRAWN[:4], torch.zeros(4)), (DRAWN[4:], torch.zeros(4))]
 
 
 class Gather(torch.autograd.Function):
-    """The outputs of all ranks; the gradients that all ranks have for those of this one come back added."""
+    """A gather of the outputs of all ranks.
+
+    The backward pass adds the gradients that all ranks have for the outputs of this rank.
+    """
 
     @staticmethod
     def forward(ctx, z):
@@ -42,7 +45,10 @@ def with_its_own_way_back(z):
 
 
 def contrastive(outputs, _, gather=Gather.apply, rows="own"):
-    """Neighbours are pairs, all others are not; each rank takes the rows of its own samples, or all rows."""
+    """Return a contrastive loss whose pairs are neighbouring samples.
+
+    Each rank takes the rows of its own samples, or all rows.
+    """
     outputs = nn.functional.normalize(outputs, dim=-1)
     everyone, first = outputs, 0
     if dist.is_initialized():
@@ -56,7 +62,7 @@ def contrastive(outputs, _, gather=Gather.apply, rows="own"):
 
 
 def alone(outputs, targets):
-    """Pairs among the samples of this rank."""
+    """Return a contrastive loss over the samples of this rank only."""
     outputs = nn.functional.normalize(outputs, dim=-1)
     places = torch.arange(len(outputs))
     itself = torch.eye(len(outputs), dtype=torch.bool)
@@ -99,7 +105,7 @@ def test_rejects_losses_that_do_not_reach_all_ranks(world, loss, cause):
 
 
 def test_a_gather_that_cuts_every_way_back_is_told(world):
-    """Both sides of each pair are gathered, as where a rank computes the loss of all samples."""
+    """Both sides of each pair are gathered, as by ranks that compute the loss of all samples."""
     loss = partial(contrastive, gather=without_a_way_back, rows="all")
     told = (
         r"^mean: no gradient comes back from the loss of rank \d: no parameter is in it\n  likely cause  a collective "

@@ -1,4 +1,4 @@
-"""The checks of gradients and trajectories reject what is broken, say why, and accept the correct twin."""
+"""The checks of gradients and trajectories reject broken subjects, name the cause, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def net():
 
 
 class Gated(nn.Module):
-    """The second branch is used for samples with a positive second feature only."""
+    """A model whose second branch is used only for samples with a positive second feature."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Gated(nn.Module):
 
 
 def grads(model):
-    """The gradient of every parameter, zeros where it has none."""
+    """Yield the gradient of every parameter, and set it to zeros if there is none."""
     for parameter in model.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -114,7 +114,7 @@ def forgets_the_count(model, num_samples):
 
 
 def by_its_own_samples(model, num_samples):
-    """Sums over samples, which each rank divides by those that it has itself."""
+    """Add the gradients of all samples, and divide by the number of this rank's own samples."""
     for grad in grads(model):
         grad *= num_samples
         dist.all_reduce(grad)
@@ -128,7 +128,7 @@ def by_its_own_samples_and_ranks(model, num_samples):
 
 
 def only_what_this_rank_has(model, num_samples):
-    """Averages among the ranks that have a gradient, as if the others were not there."""
+    """Average over the ranks that have a gradient, and leave out the others."""
     for parameter in model.parameters():
         there = torch.tensor(float(parameter.grad is not None))
         dist.all_reduce(there)
@@ -157,7 +157,7 @@ def test_check_gradients_accepts_a_plain_mean_of_even_shards_and_a_sum_of_sums(w
 
 
 class Unused(nn.Module):
-    """Has a parameter that no sample uses; a sync may leave None there, or zeros."""
+    """A model with a parameter that no sample uses; a sync may leave None or zeros there."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ def test_check_gradients_takes_none_for_zero(world, correct):
 
 
 def rows(*cases):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     values = [pytest.param(*case, id=case[0].__name__) for case in cases]
     return pytest.mark.parametrize(("broken", "make", "shards", "message"), values)
 
@@ -210,7 +210,7 @@ def test_check_gradients_rejects(world, broken, make, shards, message):
 
 
 def in_a_subgroup(groups, divided_by):
-    """A mean within sets of ranks, as where the group for tensor parallelism is taken for that of the replicas."""
+    """Return a sync within subgroups, which confuses the tensor-parallel group with the group of the replicas."""
 
     def sync(model, num_samples):
         made = {ranks: dist.new_group(ranks) for ranks in groups}
@@ -268,7 +268,7 @@ def test_nothing_to_compare_is_inconclusive(world):
 
 
 def part(i):
-    """This rank's part of batch i of 2 x 3 samples."""
+    """Return this rank's part of batch ``i``; two batches of 3 samples alternate."""
     batch = slice(3 * (i % 2), 3 * (i % 2) + 3)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return X[batch].double().tensor_split(world_size)[rank], Y[batch].double().tensor_split(world_size)[rank]
@@ -370,7 +370,7 @@ def test_check_same_trajectory_says_what_adam_hides(world, optimizer, hides):
 
 
 def test_check_same_trajectory_tells_another_direction_from_another_length(world):
-    """A shard in the place of another goes far, and elsewhere."""
+    """A gradient with exchanged elements goes far, but in another direction."""
 
     def turned(model, num_samples):
         mean(model, num_samples)
@@ -396,7 +396,7 @@ def test_check_same_trajectory_says_that_nothing_moved(world):
 
 
 def test_check_same_trajectory_tells_wrong_tensors_from_those_that_are_right(world):
-    """The gradient of one bias is reduced once too often: its way counts alone."""
+    """The gradient of one bias is twice too large; the reported factor is that of this bias alone."""
 
     def last_bias_twice(model, num_samples):
         mean(model, num_samples)

@@ -1,4 +1,4 @@
-"""What a function that synchronises gradients keeps from one call to the next is seen by calling it again."""
+"""The check of gradients calls a sync function twice, and thereby finds what it keeps from the first call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def linear():
 
 
 def kept(model):
-    """A flat buffer for all gradients, made in the first call."""
+    """Return the flat buffer for all gradients, which the first call makes."""
     if not hasattr(model, "flat"):
         model.flat = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     return model.flat
@@ -91,7 +91,7 @@ def test_what_an_earlier_call_left_is_seen(world, broken, cause):
 
 
 def test_a_function_that_takes_the_step_too_is_called_once(world):
-    """The second gradient would be that of other weights."""
+    """A second call would see gradients of other weights."""
     calls = []
 
     def and_step(model, num_samples):
@@ -100,7 +100,7 @@ def test_a_function_that_takes_the_step_too_is_called_once(world):
         calls.append(dist.get_rank())
 
     check_gradients_equal_single_process(linear, MSE, SHARDS, and_step, world)
-    assert len(calls) in (0, len(SHARDS))  # on processes none reaches this one
+    assert len(calls) in (0, len(SHARDS))  # no call reaches this list from processes
 
 
 def test_ranks_that_are_right_are_told(world):

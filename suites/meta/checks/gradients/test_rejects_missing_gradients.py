@@ -1,4 +1,4 @@
-"""Where a gradient reaches some ranks only, or none, the checks that call a function which synchronises say which."""
+"""If a gradient reaches only some ranks, or none, the checks that call a sync function name these ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pdlcheck.errors import Deadlock
 
 from ..layers_by_hand import Add, Copy
 
-# of the second batch, all tokens go to the first expert
+# in the second batch, all tokens go to the first expert
 TOKENS = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 1.0, 0.5], [2.0, 0.5, 1.0]])
 BATCHES = [TOKENS, TOKENS.abs()]
 
 
 class Experts(nn.Module):
-    """Two experts behind one scale; the first number of a token chooses."""
+    """Two experts behind one scale; the first number of a token chooses the expert."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Experts(nn.Module):
 
 
 class OneExpert(nn.Module):
-    """On each rank one expert, and a copy of the scale; without a token of its own it uses neither."""
+    """One expert on each rank, and a copy of the scale; a rank without tokens uses neither."""
 
     def __init__(self, whole):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The check of recomputed gradients rejects what draws or counts twice."""
+"""The check of recomputed gradients rejects stages that draw new random numbers, or update buffers twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def random_net():
 
 
 class Recomputing:
-    """One stage on one rank, run again before its backward pass."""
+    """One stage on one rank, whose forward pass runs again before its backward pass."""
 
     def __init__(self, model, *, preserve_rng_state=True, twice=False):
         self.module = model

@@ -1,4 +1,4 @@
-"""The check of metrics names the cause where batches are dealt to ranks, or averaged, or counts are others."""
+"""The check of metrics names the cause of errors with batches that are dealt to ranks, averaged, or wrongly counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ ERRORS = [((torch.arange(21.0) * 7 + 1) % 13).square()]
 
 
 def dealt(values, size=4):
-    """The batches of this rank as accelerate deals them: in turn, the last ones filled up with the first samples."""
+    """Return the batches of this rank as accelerate deals them.
+
+    Ranks get batches in turn; the first samples fill up the last batches.
+    """
     order, world_size = torch.arange(len(values)), dist.get_world_size()
     if world_size > 1:
         order = torch.cat([order, order[: -len(order) % (size * world_size)]])
@@ -126,7 +129,7 @@ def test_what_fills_up_batches_may_be_left_out(world):
 
 
 def test_a_cause_that_gives_all_wrong_numbers_goes_before_one_that_gives_some(world):
-    """Of the errors that are small, the first and the last one are, so that either might count twice."""
+    """The first and the last error are both small, so that either of them might count twice."""
 
     def both(errors):
         rows = list(DistributedSampler(errors, shuffle=False))

@@ -1,4 +1,4 @@
-"""The check of metrics sees that a tail is repeated or dropped where no number of the given samples shows it."""
+"""The check of metrics detects that a tail is repeated or dropped, even if the metric of the given samples hides it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dropped(count):
 
 
 def f1(share):
-    """Of which true negatives are no part."""
+    """Return an evaluation of the F1 score, which true negatives do not change."""
 
     def evaluate(found, true):
         own = share(len(found))
@@ -55,9 +55,9 @@ def labels(*positives):
     return torch.isin(torch.arange(11), torch.tensor(positives))
 
 
-# by their places: negatives first and last, those found wrongly and the true ones in the middle
+# true negatives are first and last; the other samples are in the middle
 GUESSES = [labels(2, 3, 5), labels(3, 5, 8)]
-TWO_OF_A_KIND = [labels(5, 6), labels(5, 6, 7, 8)]  # twice as many of each leave it as it is
+TWO_OF_A_KIND = [labels(5, 6), labels(5, 6, 7, 8)]  # F1 stays the same if each kind comes twice
 ERRORS = [torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.5, 6.0, 5.0, 3.0, 5.0])]
 FIRST, LAST = "the first sample counts twice, as a sampler pads", "the last sample counts twice, as a sampler pads"
 NOT_AT_ALL = "the last sample counts not at all, as a sampler drops"
@@ -84,7 +84,7 @@ def test_a_sampler_that_drops_the_largest_is_seen_wherever_that_is(world, world_
 
 
 def test_a_largest_number_may_come_twice(world):
-    """It is right where a sampler pads."""
+    """A repeated largest number is correct if a sampler pads."""
     check_metric(largest(padded), ERRORS, world)
     check_metric(largest(padded), ERRORS, world, reference=lambda errors: largest_of_one(errors))
 
@@ -94,7 +94,7 @@ def largest_of_one(errors):
 
 
 def test_other_orders_are_few(world):
-    """Each asks the program again."""
+    """Each order runs the program once more."""
     asked = []
 
     def reference(errors):

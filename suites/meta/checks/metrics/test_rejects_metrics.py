@@ -1,4 +1,4 @@
-"""The check of metrics rejects what is broken, names the cause, and accepts the correct twin."""
+"""The check of metrics rejects broken metrics, names the cause, and accepts the correct twin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_blocks(errors):
 
 
 def on_rank_0_alone(errors):
-    """The value of all, which one rank reports."""
+    """Return the mean over all samples on one rank only."""
     mean = sum_and_count(errors)
     return mean if dist.get_rank() == 0 else None
 
@@ -60,7 +60,7 @@ def of_several_kinds(errors):
 
 
 def scores(model, inputs, targets):
-    """Accuracy and loss as evaluation loops compute them, in batches."""
+    """Return accuracy and loss, computed in batches as in evaluation loops."""
     right = loss = count = 0
     for x, y in zip(own(inputs).split(2), own(targets).split(2), strict=True):
         out = model(x)
@@ -112,7 +112,7 @@ def divided_twice(errors):
 
 
 def padded(errors):
-    """What DistributedSampler does where samples do not fill all ranks."""
+    """Return the mean over the samples of a DistributedSampler, which pads."""
     loader = DataLoader(TensorDataset(errors), sampler=DistributedSampler(TensorDataset(errors), shuffle=False))
     values = torch.cat([batch for (batch,) in loader])
     total, count = reduced(values.sum(), len(values))
@@ -141,7 +141,7 @@ def another_number_of_values(errors):
 
 
 def integers_for_means(errors):
-    """Floors: the mean of an integer tensor."""
+    """Round the mean down, as integer tensors do."""
     total = torch.tensor([int(own(errors).sum()), len(own(errors))])
     dist.all_reduce(total)
     return float(total[0] // total[1]) if dist.get_world_size() > 1 else float(total[0] / total[1])
@@ -172,13 +172,16 @@ def test_what_is_broken_is_rejected(broken, message, world):
 
 @pytest.mark.parametrize("broken", [padded, mean_of_means])
 def test_every_cause_that_gives_the_very_number_is_named(broken, world):
-    """Of 1, 1 and 4: the first one twice, or the mean of 2.5 and 1."""
+    """For the samples 1, 1 and 4, the mean with the first sample twice equals the mean of 2.5 and 1."""
     with pytest.raises(AssertionError, match=r"mean of the ranks' values.*; or the first sample counts twice"):
         check_metric(broken, [torch.tensor([1.0, 1.0, 4.0])], world, world_sizes=[2])
 
 
 def reported(change, *, by_one=lambda report: report):
-    """Mean and largest; ``change`` is what ranks make of their report, ``by_one`` what one process does."""
+    """Return an evaluation that reports the mean and the count.
+
+    ``change`` alters the report of ranks, and ``by_one`` that of one process.
+    """
 
     def evaluate(errors):
         report = {"mean": sum_and_count(errors), "more": [float(len(errors)), None]}
@@ -224,7 +227,7 @@ def test_none_alone_is_inconclusive(world):
 
 
 def test_samples_that_fill_all_ranks_hide_nothing(world):
-    """Of eight samples and seven, seven are uneven over two ranks."""
+    """The check uses seven of the eight samples, because seven are uneven over two ranks."""
     with pytest.raises(AssertionError, match="samples=7"):
         check_metric(mean_of_means, [torch.arange(8.0) ** 2], world, world_sizes=[2])
 
@@ -232,7 +235,7 @@ def test_samples_that_fill_all_ranks_hide_nothing(world):
 @pytest.mark.parametrize("count", [6, 7, 11])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_samples_for_which_a_mean_of_means_is_right_by_chance_hide_nothing(world, count, dtype):
-    """Every second number from 0 to 6 has the mean of all, and so have the others."""
+    """Both ranks have the mean 3 if the samples are the numbers from 0 to 6."""
     samples = [torch.arange(count, dtype=dtype)]
     check_metric(sum_and_count, samples, world)
     check_metric(of_several_kinds, samples, world)
@@ -244,7 +247,7 @@ def test_samples_for_which_a_mean_of_means_is_right_by_chance_hide_nothing(world
 
 
 def test_samples_keep_their_order_where_it_hides_nothing(world):
-    """A metric of samples in order, of which the first is the smallest."""
+    """A metric may need the order of its samples; here the first is the smallest."""
 
     def spread(errors):
         assert errors[0] == 1.0
@@ -265,7 +268,7 @@ def test_batches_that_count_the_same_need_a_reference(world):
 
 
 def test_values_that_cancel_are_no_alarm(world):
-    """Their mean is nothing but rounding."""
+    """The mean of these samples is nothing but rounding."""
     errors = torch.tensor([0.1, 0.2, 0.3, -0.6, 0.7, -0.1, -0.2, -0.4])
     check_metric(sum_and_count, [torch.cat([errors, torch.zeros(1)])], world)
 

@@ -1,4 +1,4 @@
-"""A plain PageRank with a switch for each mistake, and the small graphs that reveal them."""
+"""A plain PageRank with a switch for each mistake, and small graphs that reveal the mistakes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def twin(
 
 
 def power(transition):
-    """The fixed point of a matrix as it stands, without dangling nodes."""
+    """Return the fixed point of a matrix, without any treatment of dangling nodes."""
     n = len(transition)
     return np.linalg.solve(np.eye(n) - D * transition, np.full(n, (1 - D) / max(n, 1)))
 
@@ -92,7 +92,7 @@ def matrix(graph, *, transposed=False, counted="all", loops=True, degree_of=None
 
 
 def only_connected(graph):
-    """Nodes that an edge touches: all that is seen by a reader of edge lists that forgets the others."""
+    """Return the number of nodes with edges, which are all that some readers of edge lists see."""
     return len(np.union1d(graph.src, graph.dst))
 
 

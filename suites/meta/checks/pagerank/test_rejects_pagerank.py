@@ -1,4 +1,4 @@
-"""check_pagerank rejects broken PageRanks, says why, and accepts the correct twin on the same graph."""
+"""check_pagerank rejects broken PageRanks, names the cause, and accepts the correct twin on the same graph."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ BROKEN = {
         LOOPS,
         "self-loops left out: the scores are exactly",
     ),
-    # more
+    # others
     "weights ignored": (partial(twin, weighted=False), WEIGHTED, "edge weights ignored"),
     "not divided": (partial(twin, no_division=True), PLAIN, "the sum grows round by round: not divided"),
     "rows sum to 1": (lambda g: power(matrix(g).T), PLAIN, "transition matrix transposed, its rows sum to 1"),
@@ -138,7 +138,7 @@ def test_check_pagerank_rejects(bug):
 
 @pytest.mark.parametrize("bug", [bug for bug in BROKEN if bug != "a dict without a node"])
 def test_drawn_graphs_reveal(bug):
-    """The strategy reaches each mistake by itself within 500 examples, and shrinks to a handful of nodes."""
+    """The strategy reaches each mistake by itself within 500 examples, and shrinks the graph to a few nodes."""
     broken = BROKEN[bug][0]
 
     def fails(graph: Edges) -> bool:
@@ -157,7 +157,7 @@ def test_drawn_graphs_reveal(bug):
 
 
 def either_way(graph, loops_once):
-    """The graph with every edge both ways."""
+    """Return the graph with every edge in both directions."""
     back = graph.src != graph.dst if loops_once else slice(None)
     src, dst = np.r_[graph.src, graph.dst[back]], np.r_[graph.dst, graph.src[back]]
     return Edges(src, dst, graph.num_nodes, np.r_[graph.weights, graph.weights[back]])
@@ -172,7 +172,10 @@ def scaled_every_round(graph):
 
 
 def shares_of_sums(graph, *, raw_sum, raw_degree):
-    """Weights are counted in one of the two only; no mass of dangling nodes, of which there are none."""
+    """Return scores in which weights count only in the sum, or only in the out-degree.
+
+    The graph has no dangling nodes, so that their mass is left out.
+    """
     ones = np.ones(len(graph.src))
     dense = np.zeros((graph.num_nodes, graph.num_nodes))
     np.add.at(dense, (graph.dst, graph.src), graph.weights if raw_sum else ones)
@@ -314,7 +317,7 @@ def test_networkx_is_accepted_with_its_dicts(graph):
 
 
 def test_networkx_with_its_default_tolerance_is_rejected():
-    """Its rule, a step below num_nodes * 1e-6, stops too early on a path."""
+    """The rule of networkx, a step below num_nodes * 1e-6, stops too early on a path."""
     path = edges(np.arange(999), np.arange(1, 1000), 1000)
     with pytest.raises(AssertionError, match="stopped too early"):
         check_pagerank(lambda g: nx.pagerank(nx.path_graph(1000, nx.DiGraph)), path, tol=1e-6)

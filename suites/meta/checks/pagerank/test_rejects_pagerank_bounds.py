@@ -1,4 +1,4 @@
-"""The checks of long sums, vectors, relabelling, agreement, bounds and matrices reject what is broken."""
+"""The checks of long sums, vectors, relabelling, agreement, bounds and matrices reject broken results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def many_dangling(count=100_000):
 
 
 def rank_with_sum(graph, add, dtype):
-    """The twin with the dangling mass summed by ``add``; scores kept in ``dtype``."""
+    """Return the twin's scores in ``dtype``, with the dangling mass summed by ``add``."""
     n = graph.num_nodes
     degree = np.bincount(graph.src, minlength=n)
     x = np.full(n, 1 / n, dtype)
@@ -41,7 +41,7 @@ def rank_with_sum(graph, add, dtype):
 
 
 def running_sum(values):
-    return np.cumsum(values.astype(np.float32))[-1]  # one after the other, in float32
+    return np.cumsum(values.astype(np.float32))[-1]  # adds one number after the other, in float32
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -124,7 +124,7 @@ class Result:
 
 
 def bounded(graph, *, rounds, claim, converged=True):
-    """Scores after some rounds with ``claim(step, error so far)`` as their bound."""
+    """Return scores after some rounds, with ``claim(length of the last step)`` as their error bound."""
     before, after = twin(graph, rounds=rounds - 1), twin(graph, rounds=rounds)
     return Result(after, claim(float(np.abs(after - before).sum())), converged)
 

@@ -1,4 +1,4 @@
-"""The checks of PageRank over ranks reject broken ones, say why, and accept the correct twin on the same graph."""
+"""The checks of PageRank over ranks reject broken ones, name the cause, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ WEIGHTED = scattered(edges([0, 0, 1, 2, 3, 3], [1, 3, 2, 0, 0, 2], 6, [1, 3, 1, 
 
 
 def exchanged(values, needed, *, size, wait=True):
-    """One all_to_all; ``needed[p][q]`` are the nodes of p that q reads. The values that came, in a vector."""
+    """Exchange values by one all_to_all, and return a vector of those that arrived.
+
+    ``needed[p][q]`` holds the nodes of rank p that rank q reads.
+    """
     here, everyone = dist.get_rank(), range(dist.get_world_size())
     sent = torch.from_numpy(np.concatenate([values[needed[here][q]] for q in everyone]))
     taken = [len(needed[p][here]) for p in everyone]
@@ -39,7 +42,7 @@ def exchanged(values, needed, *, size, wait=True):
 
 
 def summed(numbers):
-    """The sums over ranks of a few numbers, in one order on all."""
+    """Return the sums of a few numbers over ranks, added in one order on every rank."""
     own = torch.tensor(numbers, dtype=torch.float64)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, own)
@@ -47,7 +50,10 @@ def summed(numbers):
 
 
 def twin(part, *, max_iter=200, tol=1e-11, bug=None):
-    """A correct PageRank over ranks in plain numpy, where each rank sees every edge; and a switch for mistakes."""
+    """Rank by a correct PageRank over ranks in plain numpy, or with the mistake ``bug``.
+
+    Each rank sees every edge.
+    """
     everyone, here, world_size = [None] * dist.get_world_size(), dist.get_rank(), dist.get_world_size()
     dist.all_gather_object(everyone, part)
     n = part.num_nodes
@@ -175,7 +181,7 @@ def test_check_pagerank_over_ranks_rejects(bug):
     check_pagerank_over_ranks(twin, PARTS, world, tol=1e-10)
     with pytest.raises(AssertionError) as caught:
         check_pagerank_over_ranks(partial(twin, bug=bug), PARTS, world, tol=1e-10)
-    if bug != "a bound far too small":  # check_error_bound's own message
+    if bug != "a bound far too small":  # this message is check_error_bound's own
         require_messages(caught, SCORES[bug], "damping=0.85")
     assert re.search(SCORES[bug][0], str(caught.value))
 

@@ -1,4 +1,4 @@
-"""The check of PipeDream rejects pipelines with other weights in backward."""
+"""The check of PipeDream rejects pipelines whose backward passes use other weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 class DreamByHand(ByHand):
-    """1F1B of two stages, each step at once; what a stage keeps of its weights can be spoilt."""
+    """1F1B of two stages, which step after every micro-batch; ``spoilt`` breaks the weights that a stage stashes."""
 
     def __init__(self, model, **spoilt):
         super().__init__(model, **spoilt)
@@ -40,7 +40,7 @@ class DreamByHand(ByHand):
         self.optimizer.step()
 
     def first(self, x):
-        """F0 F1 B0 F2 B1 ...: two versions of the weights at a time."""
+        """Run F0 F1 B0 F2 B1 ..., with two versions of the weights at a time."""
         parts = list(x.tensor_split(self.spoilt["count"]))
         live = {}
 
@@ -82,7 +82,7 @@ class DreamByHand(ByHand):
 
 
 class OptimizerForEach(DreamByHand):
-    """Of its parameters."""
+    """A stage with an optimizer for each of its parameters."""
 
     def __init__(self, model, **spoilt):
         super().__init__(model, **spoilt)
@@ -160,7 +160,7 @@ def test_a_stage_may_have_several_optimizers():
 
 
 class NotOfTorch:
-    """Steps of its own, which nobody else sees."""
+    """An optimizer that is not torch's, whose steps the check cannot observe."""
 
     def __init__(self, params):
         self.params = list(params)

@@ -160,7 +160,7 @@ def test_what_is_wrong_in_one_place_alone_is_not_said_of_the_loss(spoilt, messag
 
 @pytest.mark.parametrize(("counts", "message"), [((1, 0, 2), "1 counts 0 times, micro-batch 2 counts 2 times, wh")])
 def test_micro_batches_of_a_loss_that_is_no_mean_over_samples_are_counted(counts, message):
-    """It divides by the targets that are positive."""
+    """The loss divides by the number of positive targets."""
 
     def loss(outputs, targets, total=None):
         counted = (targets > 0).double()
@@ -280,7 +280,7 @@ def test_a_pipeline_that_returns_nothing_is_seen():
 
 
 class Named(nn.Module):
-    """Takes and gives dicts."""
+    """A model that takes and returns dicts."""
 
     def __init__(self):
         super().__init__()
@@ -295,7 +295,7 @@ def of_logits(outputs, targets):
 
 
 def told_by_rank_0(*, change=lambda loss, outputs: (loss, outputs)):
-    """Rank 0 has it all; ``change`` is what its step returns."""
+    """Return a pipeline that runs on rank 0 only; its step returns ``change(loss, outputs)``."""
 
     def start(model):
         def step(x, y):
@@ -369,7 +369,7 @@ def test_check_pipeline_does_not_decide_without_a_gradient():
 
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
 def test_torchs_pipelines_pass_with_even_micro_batches(world, kind):
-    """Those of torch have one shape and count alike."""
+    """The micro-batches of torch's pipelines have one shape and count alike."""
 
     def start(model):
         warnings.simplefilter("ignore")

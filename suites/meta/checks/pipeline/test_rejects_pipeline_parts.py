@@ -1,4 +1,4 @@
-"""What the check of a pipeline says of frozen layers, losses alone, parts, and replicas that go their own way."""
+"""The check of a pipeline handles frozen layers, losses without outputs, parts, and replicas that drift apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frozen():
 
 
 class Stage(nn.Module):
-    """The layer of this rank's number, under its name in the model."""
+    """A stage with the layer of this rank's number, under its name in the model."""
 
     def __init__(self, model, *, fills=False):
         super().__init__()
@@ -118,7 +118,7 @@ def test_a_step_may_return_its_loss_alone(world):
 
 
 def replicas(join):
-    """Each takes half of the batch."""
+    """Return replicas that take half of the batch each."""
 
     def start(model):
         def step(inputs, targets):

@@ -67,7 +67,7 @@ def test_halves_of_a_backward_pass_are_named(last, message):
 
 
 def test_the_first_stage_may_do_without_the_gradient_of_its_input():
-    """But not without that of its weights."""
+    """The first stage still needs the gradient of its weights."""
     last = [None, "1F0", "1I0", "1W0"]
     check_schedule([["0F0", None, None, "0W0"], last])
     check_schedule([["0F0", None, None, "0I0", "0W0"], last])
@@ -118,7 +118,7 @@ def test_a_cell_of_two_passes_has_no_step():
 
 
 def test_stages_of_one_rank_send_nothing_to_each_other():
-    """A V: rank 1 has the two stages in the middle."""
+    """The stages form a V: rank 1 has the two in the middle."""
     ends = ["0F0", "0SEND_F0", "3RECV_F0", "3F0", "3B0", "3SEND_B0", "0RECV_B0", "0B0"]
     middle = ["1RECV_F0", "1F0", "2F0", "2SEND_F0", "2RECV_B0", "2B0", "1B0", "1SEND_B0"]
     check_schedule([["0UNSHARD", *ends, "0REDUCE_GRAD", "0RESHARD"], middle])
@@ -148,7 +148,7 @@ def test_those_that_only_wait_for_the_others_are_not_accused():
 
 
 def test_check_schedule_rejects_messages_that_meet_head_to_head():
-    """1F1B with blocking sends: each of two neighbours sends, and neither receives."""
+    """1F1B with blocking sends: two neighbours send to each other, and neither receives."""
     first = ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"]
     second = ["1RECV_F0", "1F0", "1B0", "1RECV_F1", "1SEND_B0", "1F1", "1B1", "1SEND_B1"]
     check_schedule([first, second])

@@ -1,4 +1,4 @@
-"""A correct schedule in which one cell is spoilt is rejected, and the message names that cell and where it stands."""
+"""A correct schedule in which one cell is broken is rejected, and the message names the cell and its place."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Drawn:
 
     @property
     def cells(self):
-        """Their rank and step."""
+        """Return the rank and the step of every cell."""
         return {cell: (rank, step) for rank, row in enumerate(self.rows) for step, cell in enumerate(row) if cell}
 
 
 def reads(stage, kind, i, kinds):
-    """The passes that one reads; ``kinds``: the letters of each stage and micro-batch."""
+    """Return the passes that a pass reads; ``kinds`` holds the letters of each stage and micro-batch."""
     if kind == "F":
         return {(stage - 1, "F", i)} if stage else set()
     if kind == "W" and "I" in kinds[stage, i]:
@@ -50,7 +50,7 @@ def reads(stage, kind, i, kinds):
 
 @st.composite
 def schedules(draw, forms=("steps", "orders", "messages")):
-    """Stages on ranks in any way, backward passes whole or in halves, in any order that can be carried out."""
+    """Draw stages on any ranks, with whole or halved backward passes, in any order that can run."""
     n_stages, n_microbatches, n_ranks = (draw(st.integers(1, most)) for most in (4, 3, 3))
     home = [draw(st.integers(0, n_ranks - 1)) for _ in range(n_stages)]
     kinds = {
@@ -76,12 +76,12 @@ def schedules(draw, forms=("steps", "orders", "messages")):
 
 
 def drop(draw, drawn, rows):
-    """Not the gradient of the model's input, which nobody reads."""
+    """Drop a cell, except the gradient of the model's input, which no pass reads."""
     cell = draw(st.sampled_from([cell for cell in drawn.cells if not cell.startswith("0I")]))
     rank, step = drawn.cells[cell]
     rows[rank][step] = None
     stage, kind, microbatch = CELL.fullmatch(cell).groups()
-    is_all = kind in "BW" and f"{stage}I{microbatch}" not in drawn.cells  # nothing is left that says B or W
+    is_all = kind in "BW" and f"{stage}I{microbatch}" not in drawn.cells  # the other cells fit both B and W
     return {f"{stage}{one}{microbatch}" for one in "BW"} if is_all else {cell}
 
 
@@ -92,7 +92,7 @@ def repeat(draw, drawn, rows):
 
 
 def move(draw, drawn, rows):
-    """To another rank, which may be a new one."""
+    """Move a cell to another rank, which may be a new one."""
     cell = draw(st.sampled_from([*drawn.cells]))
     rank, step = drawn.cells[cell]
     rows[rank][step] = None
@@ -102,7 +102,7 @@ def move(draw, drawn, rows):
 
 
 def renumber(draw, drawn, rows):
-    """Another stage or micro-batch."""
+    """Give a cell the number of another stage or micro-batch."""
     cell, changed = draw(st.sampled_from([*drawn.cells])), draw(st.sampled_from([0, 2]))
     parts = [*CELL.fullmatch(cell).groups()]
     parts[changed] = draw(st.sampled_from("0123456789".replace(parts[changed], "")))
@@ -113,7 +113,7 @@ def renumber(draw, drawn, rows):
 
 
 def swap(draw, drawn, rows):
-    """A cell and one that reads what it makes."""
+    """Swap a cell with one that reads its result."""
     parsed = [CELL.fullmatch(cell).groups() for cell in drawn.cells]
     pairs = [(f"{s}{kind}{i}", f"{s}{reader}{i}") for s, kind, i in parsed for reader in READERS.get(kind, ())]
     first, second = draw(st.sampled_from([pair for pair in pairs if pair[1] in drawn.cells]))
@@ -123,7 +123,7 @@ def swap(draw, drawn, rows):
 
 
 def untrue(headline, rows):
-    """Places that the message names, where something else stands."""
+    """Return the places that the message names although another cell is there."""
     found = [(int(rank), int(step), cell) for rank, cell, step in DOES.findall(headline)]
     found += [(int(rank), int(step), cell) for cell, rank, step in WAITS.findall(headline)]
     found += [(int(other or rank), int(step), cell) for rank, cell, other, step in LACKS.findall(headline)]

@@ -1,4 +1,4 @@
-"""The check of clipping rejects what is broken, names the cause, and accepts the correct twin."""
+"""The check of clipping rejects broken functions, names the cause, and accepts the correct twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdlcheck.errors import Inconclusive
 
 
 def rows(*cases, names=("broken", "message")):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
@@ -100,7 +100,7 @@ def zeros_on_rank_1(parameters, max_norm):
 
 
 def norm_on_rank_0_only(parameters, max_norm):
-    """The others divide by the zero that their buffer was made with."""
+    """Clip by the norm on rank 0 only; the others divide by the zero of a new buffer."""
     norm = torch.tensor(squares_over_ranks(parameters)).sqrt()
     for grad in grads_of(parameters):
         grad *= max_norm / (norm if dist.get_rank() == 0 else torch.zeros(()))
@@ -283,7 +283,7 @@ def test_check_clip_grad_norm_rejects_complex_gradients(world, broken, norm_type
 
 
 def trained(before_step):
-    """A step of one rank on its half of the samples."""
+    """Return a training on this rank's half of the samples, which calls ``before_step(model)``."""
     inputs = torch.linspace(-1, 2, 24, dtype=torch.float64).view(3, 4, 2)
 
     def train(model, steps):
@@ -322,7 +322,7 @@ def clipped_by_hand(model):
 
 
 def test_replicas_that_clip_before_they_synchronise_stay_in_sync_and_train_otherwise(world):
-    """Replicas in sync show nothing; the steps of another run do."""
+    """Replicas that clip before they synchronise stay in sync; only the steps of a reference show the error."""
 
     def make():
         return nn.Sequential(nn.Linear(2, 3), nn.Tanh())

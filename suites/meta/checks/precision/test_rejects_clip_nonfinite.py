@@ -1,4 +1,4 @@
-"""The check of clipping rejects ranks that part where a gradient is inf or NaN, and leaves to the user what all do."""
+"""The check of clipping rejects ranks that treat inf or NaN differently, and accepts whatever all ranks do alike."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def raises_alone(parameters, max_norm):
 
 
 def skips_alone(parameters, max_norm):
-    """Where its own gradients are not finite; those of other ranks are multiplied by the 0 that inf makes."""
+    """Skip clipping if this rank's own gradients are not finite.
+
+    Other ranks multiply theirs by 0, because the norm is inf.
+    """
     own = own_squares(parameters)
     norm = norm_of(own.clone())
     if torch.isfinite(own):

@@ -1,4 +1,4 @@
-"""The checks of scalers and sums in half precision reject what is broken, and accept the correct twin."""
+"""The checks of scalers and sums in half precision reject broken ones, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = [[], [1], [], [], [0]]
 
 
 def rows(*cases, names=("broken", "message")):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
@@ -24,7 +24,7 @@ def torchs():
 
 
 class Agreeing(torch.amp.GradScaler):
-    """found_inf is reduced over ranks, in the way of FSDP's scaler; every rank must have gradients."""
+    """A scaler that reduces found_inf over ranks, as FSDP's scaler does; every rank must have gradients."""
 
     def unscale_(self, optimizer):
         super().unscale_(optimizer)
@@ -36,7 +36,7 @@ class Agreeing(torch.amp.GradScaler):
 
 
 class Averaging(Agreeing):
-    """An average of two sees an overflow too; the gradients of the other rank are lost twice."""
+    """A scaler that divides gradients by the scale twice."""
 
     def unscale_(self, optimizer):
         super().unscale_(optimizer)
@@ -64,7 +64,7 @@ class ScalesNothing(Agreeing):
 
 
 class NeverUnscales(Agreeing):
-    """It looks for an overflow in gradients that keep the factor of the loss."""
+    """A scaler that looks for overflows in gradients that keep the factor of the loss."""
 
     def unscale_(self, optimizer):
         super().unscale_(optimizer)
@@ -74,7 +74,7 @@ class NeverUnscales(Agreeing):
 
 
 class StepsTogether(torch.amp.GradScaler):
-    """Ranks skip together, but each changes its scale by what it saw itself."""
+    """A scaler that skips on all ranks together, but changes the scale by what each rank found itself."""
 
     def step(self, optimizer):
         self.unscale_(optimizer)
@@ -103,7 +103,7 @@ class Fixed(Agreeing):
 
 
 class SeesTheFirst(Agreeing):
-    """found_inf is that of the first parameter."""
+    """A scaler whose found_inf is that of the first parameter."""
 
     def agree(self, found):
         for flag in found.values():
@@ -216,7 +216,7 @@ def test_check_grad_scaler_rejects_steps_that_are_left_out(world):
 
 
 def test_check_grad_scaler_names_every_cause_that_explains_the_weights(world):
-    """A scale of world_size: what was added and what was not unscaled are alike."""
+    """With a scale of world_size, gradients that were added look like gradients that were not unscaled."""
 
     def twice():
         return Agreeing("cpu", init_scale=2.0, growth_interval=2)
@@ -236,7 +236,7 @@ def test_check_grad_scaler_names_no_cause_that_does_not_explain_the_weights(worl
 
 
 def clips(scaler, optimizer, module, *, unscaled=True, norm_of=None):
-    """``norm_of`` a rank becomes that of what is to be counted."""
+    """Clip and step; ``norm_of`` turns the norm of this rank into the norm to clip by."""
     if unscaled:
         scaler.unscale_(optimizer)
     parameters = [p for p in module.parameters() if p.grad is not None]

@@ -1,4 +1,4 @@
-"""check_grad_scaler sees every sort of overflow, and a step that is taken without a change of the weights."""
+"""check_grad_scaler detects every sort of overflow, and steps that are taken without a change of the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = [[], [1], [], [], [0]]
 
 
 class Scaler:
-    """By hand, right as it stands; each part can be spoilt by a class below."""
+    """A correct scaler by hand; the classes below replace parts of it."""
 
     def __init__(self):
         self.factor, self.calm = 8.0, 0
@@ -60,7 +60,7 @@ class Scaler:
 
 
 class DropsGradients(Scaler):
-    """No optimizer of torch's does anything where there is no gradient."""
+    """A scaler that drops the gradients before a step, because optimizers of torch do nothing without them."""
 
     def skip(self, optimizer):
         optimizer.zero_grad()
@@ -98,7 +98,7 @@ class ReplacesWhatIsBelow(Scaler):
 
 
 class SkipsItself(torch.optim.SGD):
-    """A step with what is not finite is none."""
+    """An optimizer that skips a step if any gradient is not finite."""
 
     def step(self, closure=None):
         grads = torch.cat([p.grad for group in self.param_groups for p in group["params"]])
@@ -118,7 +118,7 @@ class Agreeing(torch.amp.GradScaler):
         super().unscale_(optimizer)
         self.agree(optimizer)
 
-    def _check_inf_per_device(self, optimizer):  # torch calls it where the optimizer skips by itself
+    def _check_inf_per_device(self, optimizer):  # torch calls it if the optimizer skips by itself
         super()._check_inf_per_device(optimizer)
         self.agree(optimizer)
 

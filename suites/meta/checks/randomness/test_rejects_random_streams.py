@@ -117,7 +117,7 @@ def test_seeds_of_steps_and_ranks_that_meet_are_told(world):
 
 
 class Divided(nn.Module):
-    """A layer that ranks hold whole, and one of which each has a part; the seed of each is given."""
+    """A model with a layer that ranks hold whole, and one that is divided over ranks; each has its own seed."""
 
     def __init__(self, of_whole, of_part):
         super().__init__()
@@ -170,7 +170,7 @@ def test_ranks_may_decide_together_by_a_global_generator(world):
 
 
 def test_a_stream_that_one_rank_is_behind_in_is_the_same_stream(world):
-    """Rank 1 has drawn once more before; its first draw is rank 0's second."""
+    """Rank 1 has drawn once before, so that its first draw is rank 0's second."""
 
     def make():
         made = seeded_alike()
@@ -191,7 +191,7 @@ def test_masks_that_are_drawn_again_in_the_backward_pass_are_the_rank_s_own(worl
 
 
 def test_generators_of_the_program_s_own_may_agree(world):
-    """As those of samplers must."""
+    """The generators of samplers, for example, must agree."""
 
     def shuffles(model):
         list(DistributedSampler(range(10), seed=1))
@@ -202,7 +202,7 @@ def test_generators_of_the_program_s_own_may_agree(world):
 
 
 class Noisy(nn.Module):
-    """Draws from generators of its own."""
+    """A model that draws from generators of its own."""
 
     def __init__(self, seed, draw):
         super().__init__()
@@ -262,7 +262,7 @@ DATA = TensorDataset(torch.arange(4.0))
 
 
 def in_a_common_order(model):
-    """Ranks draw one permutation, and each takes its share."""
+    """Draw one permutation on all ranks, and take this rank's share."""
     torch.randperm(4)[dist.get_rank() :: dist.get_world_size()]
 
 
@@ -285,7 +285,7 @@ def test_what_ranks_agree_by_does_not_count(draw, world):
 
 
 def test_seeds_of_a_loader_s_workers_and_of_a_sampler_count():
-    """On processes: threads, as simulated ranks are, had better not fork."""
+    """The ranks are processes here, because simulated ranks are threads, which should not fork."""
     world = get_world("gloo")
     check_random_streams(seeded_by_rank, loaded_by_workers, world)
     for draw in (loaded_by_workers, loaded_in_any_order):

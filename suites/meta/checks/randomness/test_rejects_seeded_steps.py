@@ -1,4 +1,4 @@
-"""The check of random streams sees through seeds that a step sets and takes back, and lets ranks decide together."""
+"""The check of random streams detects seeds that a step sets and takes back, and accepts joint decisions of ranks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_global_generator_counts_also_where_it_is_named(world):
 
 
 class Dropping(nn.Module):
-    """Drops a layer on all ranks or on none, and elements on each for itself."""
+    """A model that drops a layer on all ranks or on none, and elements on each rank independently."""
 
     def __init__(self, seed):
         super().__init__()

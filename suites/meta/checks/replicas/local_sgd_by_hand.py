@@ -1,4 +1,4 @@
-"""Local SGD by hand, for the checks of it."""
+"""Local SGD by hand, for its checks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def mean_of(tensor, group=None):
 
 
 class Trainer:
-    """Local SGD by hand, right as it stands; each part can be spoilt by a subclass."""
+    """A correct trainer of local SGD by hand; subclasses break parts of it."""
 
     every = 2
-    first = None  # of the local steps, after which models are averaged; the one numbered `every` if None
+    first = None  # the first local step after which models are averaged; number `every` if None
     synchronous_steps = 0
 
     def __init__(self, optimizer, model, node_group=None):

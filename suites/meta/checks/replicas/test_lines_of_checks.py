@@ -1,4 +1,4 @@
-"""Where a rank stops early, others meet the check itself: that is said."""
+"""If a rank stops early, others meet a collective of the check itself, and the message says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdlcheck.worlds import get_world
 
 @pytest.mark.parametrize("name", ["sim", "gloo"])
 def test_a_rank_that_stops_early_meets_the_check_and_that_is_said(name):
-    """The line was one of a file that nobody knows."""
+    """The line is in a file of the check, which users do not know."""
 
     def start():
         model = torch.nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""check_local_sgd rejects trainers that average at a wrong time or a wrong thing, says why, and accepts the twin."""
+"""check_local_sgd rejects trainers that average at a wrong time or wrongly, names the cause, and accepts the twin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAM = partial(torch.optim.Adam, lr=0.05)
 
 
 class AverageMomentum(Trainer):
-    """The state of Adam too."""
+    """A trainer that averages the state of Adam too."""
 
     def meet(self):
         super().meet()
@@ -158,7 +158,7 @@ class ForgetsTheNode(Trainer):
 
 
 class DiffersByRank(Trainer):
-    """Off by what a round-off would be, and not equal bit for bit."""
+    """A trainer whose models differ between ranks by no more than rounding."""
 
     def average(self):
         super().average()
@@ -167,7 +167,7 @@ class DiffersByRank(Trainer):
 
 
 class CountsForItself(Trainer):
-    """A rank skips a step, as with a loss that is not a number, and does not count it."""
+    """A trainer that skips a step on one rank, as for a loss that is NaN, and does not count the step."""
 
     def step(self):
         if dist.get_rank() == 1 and self.taken == 1 and not hasattr(self, "skipped"):
@@ -239,7 +239,7 @@ def test_check_local_sgd_rejects(world, case):
 
 
 def test_ranks_that_count_for_themselves_are_reported_and_not_waited_for(world):
-    """Rank 1 has a round less at the end, and rank 0 waits in it."""
+    """Rank 1 has one round less at the end, and rank 0 waits in that round."""
     with pytest.raises(Deadlock, match="no rank can go on"):
         check_local_sgd(CountsForItself, world, sync_every=2)
 
@@ -261,7 +261,7 @@ def test_replicas_meet_after_a_step_or_more(world):
 
 
 class Gradients:
-    """Gradients at every second step."""
+    """A trainer that synchronises gradients at every second step."""
 
     def __init__(self, optimizer, model):
         self.optimizer, self.model, self.taken = optimizer, model, 0
@@ -290,7 +290,7 @@ def test_check_local_sgd_looks_at_synchronised_gradients(world):
 
 
 class Uneven(Trainer):
-    """Right where ranks have different numbers of steps: who has finished keeps meeting the others."""
+    """A correct trainer for different numbers of steps: a rank that has finished keeps meeting the others."""
 
     def meet(self, is_active=True):
         working = torch.tensor([float(is_active)])
@@ -304,7 +304,7 @@ class Uneven(Trainer):
 
 
 class LeavesEarly(Uneven):
-    """Meets the others once, and leaves."""
+    """A trainer that meets the others once after its last step, and leaves."""
 
     def finish(self):
         self.meet(is_active=False)

@@ -1,4 +1,4 @@
-"""check_local_sgd knows frozen parameters, momentum that is reset in several ways, and in which step rounds begin."""
+"""check_local_sgd handles frozen parameters, several ways to reset momentum, and rounds that begin at other steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAMPED = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
 
 
 class Sharing(Trainer):
-    """Does something with the optimizer's state in each round."""
+    """A trainer that changes the optimizer's state in each round."""
 
     def meet(self):
         super().meet()
@@ -39,7 +39,7 @@ class AddsGradients(PostLocal):
 
 
 class SetsTo0(Sharing):
-    """All of the state, Adam's count of steps too."""
+    """A trainer that sets all of the state to 0, including Adam's count of steps."""
 
     def share(self, state):
         for value in state.values():
@@ -96,7 +96,7 @@ class CountsToThree(Trainer):
 
 
 class OfTorch(Trainer):
-    """Post-local SGD as torch's documentation writes it."""
+    """Post-local SGD as in torch's documentation."""
 
     synchronous_steps = 2
 
@@ -159,7 +159,7 @@ def test_check_local_sgd_rejects_zeros_where_momentum_is_kept(world):
 
 
 def test_check_local_sgd_looks_for_causes_where_an_optimizer_starts_with_a_state(world):
-    """Adagrad does: it must not be dropped."""
+    """Adagrad starts with a state, which must not be dropped."""
     with pytest.raises(AssertionError, match=r"^BeginsAStepLate: after step 2 [\s\S]*one step too late"):
         check_local_sgd(BeginsAStepLate, world, sync_every=2, optimizer=partial(torch.optim.Adagrad, lr=0.1))
 

@@ -1,4 +1,4 @@
-"""Shards are no replicas: FSDP1 holds them in flat tensors, and the checks say so, and how to compare the whole."""
+"""Shards are not replicas: the checks report the flat tensors of FSDP1, and explain how to compare whole parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fsdp1(model, **options):
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # where torch prefers fully_shard
+        warnings.simplefilter("ignore", FutureWarning)  # torch prefers fully_shard
         return FullyShardedDataParallel(model, device_id=CPU, **options)
 
 
@@ -46,7 +46,7 @@ def filled(whole, sharded):
 
 
 def with_a_whole_copy():
-    """The cure."""
+    """Return the cure: a whole copy of the model, which each step fills."""
     model, step = started(fsdp1(net(), use_orig_params=True))
     whole = net()
     filled(whole, model)

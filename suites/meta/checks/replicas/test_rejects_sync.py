@@ -1,4 +1,4 @@
-"""The checks of replicas reject those that start or grow apart, say why, and accept the correct twin."""
+"""The checks of replicas reject those that start or drift apart, name the cause, and accept the correct twin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = possible_order([3, 1])
 
 
 def rows(*cases, names=("broken", "message")):
-    """Parametrize over broken subjects; the test is called after the subject."""
+    """Parametrize a test over broken subjects; the id of each case is the name of its subject."""
     return pytest.mark.parametrize(names, [pytest.param(*case, id=case[0].__name__) for case in cases])
 
 
@@ -47,7 +47,7 @@ def mean_of(tensor, group=None):
 
 
 def trainer(*, prepare=broadcast, sync=None, after=None, buffers=False, lr=0.1):
-    """A start for check_replicas_in_sync; each part can be spoilt."""
+    """Return a training for check_replicas_in_sync; each argument can break a part of it."""
 
     def sync_all(model):
         for parameter in model.parameters():
@@ -81,7 +81,7 @@ def without_buffers(model):
     for parameter in model.parameters():
         dist.broadcast(parameter.detach(), 0)
     with torch.no_grad():
-        model[1].running_mean += dist.get_rank()  # as after a warm-up on its own data
+        model[1].running_mean += dist.get_rank()  # as after a warm-up on data of this rank
 
 
 def nothing(model, src=0, group=None):
@@ -105,7 +105,7 @@ def in_a_group_of_one(model):
 
 
 def clipped_by_a_norm_before(model):
-    """Every rank clips by the norm that its gradients had before they were synchronised."""
+    """Clip by the norm that this rank's gradients had before they were synchronised."""
     norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
     for parameter in model.parameters():
         mean_of(parameter.grad)
@@ -125,7 +125,7 @@ def not_at_step_1(model, i):
 
 
 def without_statistics(model):
-    """The running statistics are no part of the model; the number of batches is."""
+    """Remove the running statistics from the model, but keep the number of batches."""
     broadcast(model)
     del model[1].running_mean, model[1].running_var
     model[1].running_mean = model[1].running_var = None
@@ -264,7 +264,7 @@ def test_local_sgd_is_in_sync_at_every_kth_step_only(world):
 
 
 def keeping_its_gradients(model):
-    """As ZeRO does: what is reduced lies in memory of the optimizer's own, ``.grad`` stays what this rank has."""
+    """Step as ZeRO does, with reduced gradients in the optimizer's own memory; ``.grad`` stays local."""
     for parameter in model.parameters():
         reduced = parameter.grad.clone()
         mean_of(reduced)
@@ -365,7 +365,7 @@ def new_parameters(module, src=0, group=None):
 
 
 class Positions(nn.Module):
-    """Has a buffer that no checkpoint holds."""
+    """A model with a buffer that checkpoints leave out."""
 
     def __init__(self):
         super().__init__()
@@ -471,7 +471,7 @@ def test_check_average_parameters_rejects_the_wrong_world_size(world):
 
 
 class Statistics(nn.Module):
-    """Buffers alone."""
+    """A model with buffers only."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What check_replicas_in_sync says of weights that differ where no gradient is left to look at."""
+"""check_replicas_in_sync explains weights that differ even if no gradient is left to compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``check_sharded_layer`` on what a layer keeps, and on layers that only return something."""
+"""``check_sharded_layer`` on the buffers of a layer, and on layers without gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ X = torch.randn(6, 3, generator=torch.Generator().manual_seed(2))
 
 
 def half(x):
-    """This rank's samples."""
+    """Return this rank's samples."""
     return x.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 class Centre(nn.Module):
-    """Takes from each sample the mean of the batches before, which follows them slowly."""
+    """A layer that subtracts a running mean of the batches before from each sample."""
 
     def __init__(self, mean=lambda x: x.mean(0)):
         super().__init__()
@@ -79,7 +79,7 @@ def test_accepts_buffers_that_follow_all_samples(world):
     ],
 )
 def test_rejects_buffers_of_other_samples(world, mean, told):
-    """The output shows it with the next batch only."""
+    """The output shows the error only with the next batch."""
     with pytest.raises(AssertionError, match=rf"batch 0: {told}") as raised:
         check(world, shard_with(mean), [X])
     assert "cure            buffers=False accepts what ranks keep in another way by intention" in str(raised.value)
@@ -100,7 +100,7 @@ def test_rejects_a_count(world):
 
 
 class Balance(nn.Module):
-    """Targets without gradients: rows and columns sum to one in turn, columns over all samples."""
+    """A layer of targets without gradients, whose rows and columns sum to one in turn, columns over all samples."""
 
     def __init__(self, total=lambda x: x.sum(0)):
         super().__init__()

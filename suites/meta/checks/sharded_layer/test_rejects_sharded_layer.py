@@ -1,4 +1,4 @@
-"""``check_sharded_layer`` on layers that are divided over ranks by hand: each right one has broken twins."""
+"""``check_sharded_layer`` on layers that are divided over ranks by hand; each correct layer has broken twins."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_rejects_a_rest_that_nobody_holds(world):
 
 
 class Vocabulary(nn.Module):
-    """7 words and one that is padding, divided over ranks."""
+    """An embedding of 7 words and a padding word, divided over ranks."""
 
     def __init__(self, whole, learns_padding=False):
         super().__init__()
@@ -303,7 +303,7 @@ def test_refuses_what_it_cannot_take(world, arguments, error, message):
 
 
 class RowParallel(nn.Module):
-    """``y = x W + b``; a rank has rows of W, and ``add`` puts the parts together."""
+    """A layer ``y = x W + b`` with some rows of W on each rank; ``add`` combines the parts."""
 
     def __init__(self, whole, add):
         super().__init__()
@@ -373,7 +373,7 @@ def test_a_factor_is_told_where_it_is_no_matter_of_ranks(world, factor, told):
 
 
 class CentredOverRanks(nn.Module):
-    """The mean over all samples is taken off, scaled; ranks hold some samples each."""
+    """A layer that subtracts the mean over all samples, and scales; each rank holds some samples."""
 
     def __init__(self, total):
         super().__init__()

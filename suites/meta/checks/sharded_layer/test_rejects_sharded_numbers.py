@@ -1,4 +1,4 @@
-"""What the check of sharded layers says of numbers: float32, infinities, other layouts of copies, a part cut twice."""
+"""``check_sharded_layer`` on float32, infinities, copies in other layouts, and a part that is cut twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..layers_by_hand import Add, Copy, part
 
 
 class Whole(nn.Module):
-    """A head and its cross entropy, which is computed in float32 whatever the head is."""
+    """A head and its cross entropy, which is computed in float32 for every dtype of the head."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,7 @@ class Whole(nn.Module):
 
 
 class Divided(nn.Module):
-    """Each rank has a part of the vocabulary."""
+    """A head with a part of the vocabulary on each rank."""
 
     def __init__(self, whole, scale=1.0):
         super().__init__()
@@ -94,7 +94,7 @@ def test_masked_outputs_are_infinite_on_both_sides(world):
 
 
 class Gathered(nn.Module):
-    """Rank 0 alone returns the output."""
+    """A layer whose output rank 0 alone returns."""
 
     def __init__(self, whole, factor=1.0):
         super().__init__()
@@ -126,7 +126,7 @@ def test_ranks_may_return_other_numbers_of_outputs(world):
 
 
 class Cut(nn.Module):
-    """A part of the output features."""
+    """A layer with a part of the output features."""
 
     def __init__(self, whole, part):
         super().__init__()
@@ -149,7 +149,7 @@ def test_a_part_that_all_ranks_cut_is_told_from_one_that_does_not_divide(world):
 
 
 class Rolled(nn.Module):
-    """Sequence parallel: each rank holds all rows of the weight, its own first."""
+    """A sequence-parallel layer: each rank holds all rows of the weight, its own first."""
 
     def __init__(self, whole):
         super().__init__()
@@ -160,7 +160,7 @@ class Rolled(nn.Module):
         return (x @ self.weight.T).roll(self.rank, -1)
 
     def total(self, order):
-        """The sum of all ranks' gradients in this order of ranks."""
+        """Replace the gradient by the sum over ranks, added in the given order of ranks."""
         own = self.weight.grad.roll(self.rank, 0).contiguous()
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)

@@ -1,4 +1,4 @@
-"""``check_sharded_layer`` on experts, on attention over divided positions, and on outputs that are no numbers."""
+"""``check_sharded_layer`` on experts, on attention over divided positions, and on outputs that are not floats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..layers_by_hand import Columns, Join, Mlp, X, mlp, parameter, part, positi
 
 
 class Experts(nn.Module):
-    """Tokens go to the expert that the first feature says."""
+    """A layer that sends each token to the expert that the first feature selects."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Experts(nn.Module):
 
 
 class Expert(nn.Module):
-    """That of this rank sees all tokens, and each rank keeps those that are its own."""
+    """The expert of this rank, which gets the tokens of all ranks; each rank keeps the results of its own tokens."""
 
     def __init__(self, whole, forgets=False):
         super().__init__()
@@ -132,7 +132,7 @@ def test_rejects_attention_to_own_positions(world):
 
 
 class Chooses(nn.Module):
-    """Returns which expert is best, and its score."""
+    """A layer that returns the best expert and its score."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""check_same_trajectory in narrow dtypes tells what is wrong from what rounding scatters, under Adam or around zero."""
+"""check_same_trajectory in narrow dtypes distinguishes faults from rounding, also with Adam and around zero."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA = torch.randn(6, 8, 6, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 class Attention(nn.Module):
-    """The bias of its keys changes nothing: its gradient is zero but for rounding."""
+    """Attention in which the bias of the keys changes nothing, so that its gradient is zero except for rounding."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ def test_world_sizes_are_compared_so_too(world):
 
 
 def test_a_training_that_goes_wherever_rounding_leads_says_nothing(world):
-    """Only the bias of the keys learns."""
+    """Only the bias of the keys is trained."""
 
     def keys_alone(model, steps, part=everything):
         model.requires_grad_(False)

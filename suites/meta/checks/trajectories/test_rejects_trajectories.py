@@ -1,4 +1,4 @@
-"""check_same_trajectory on trainings that are not in float64, and what it says of ranks that went apart."""
+"""check_same_trajectory on trainings that are not in float64, and its message about ranks that drifted apart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mean(parameter):
 
 
 def mean_in(dtype, parameter):
-    """As main gradients, reduce_dtype and communication hooks do."""
+    """Average in ``dtype``, as main gradients, reduce_dtype and communication hooks do."""
     total = parameter.grad.to(dtype) / dist.get_world_size()
     dist.all_reduce(total)
     parameter.grad.copy_(total)
@@ -107,7 +107,7 @@ def test_a_wrong_gradient_shows_in_every_dtype_with_its_cause(world, synchronise
 
 
 def weighted(parameter):
-    """By the samples of this rank."""
+    """Weigh the gradient by this rank's share of the samples, and add over ranks."""
     parameter.grad *= len(range(dist.get_rank(), 8, dist.get_world_size())) / 8
     dist.all_reduce(parameter.grad)
 
@@ -119,7 +119,7 @@ def one_is_another(parameter):
 
 
 def test_a_mean_over_uneven_shares_is_told_from_other_faults(world):
-    """All weights go another way, on all ranks the same."""
+    """A plain mean over uneven shares changes all weights, on all ranks in the same way."""
     told = "ranks agree on another way than that of plainly: samples weigh otherwise, as where means over uneven shares"
     check_same_trajectory(training(weighted), plainly, net, world, world_size=3)
     with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
@@ -152,7 +152,7 @@ def test_batch_norm_that_sees_the_samples_of_a_rank_is_told(world):
 
 
 class CentredOverRanks(nn.Module):
-    """Takes the mean over all ranks' samples off; ``total`` adds over ranks."""
+    """A layer that subtracts the mean over the samples of all ranks; ``total`` adds over ranks."""
 
     def __init__(self, total):
         super().__init__()
@@ -212,7 +212,7 @@ class Centred(nn.Module):
 
 
 def centred(factor, model, steps):
-    """Trains, and follows the mean of all samples."""
+    """Train, and follow the mean of all samples in a buffer."""
     for batch in DATA.split(8)[:steps]:
         model.weight.data -= 0.1
         centre = batch[dist.get_rank() :: dist.get_world_size(), :3].mean(0)

@@ -1,4 +1,4 @@
-"""check_same_trajectory where trainings put other modules in the places of layers, make new ones, or warm up."""
+"""check_same_trajectory on trainings that replace layers by other modules, make new ones, or warm up."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def compile_layers(model):
 WRAPS = {"recomputed": recompute, "compiled": compile_layers}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of what torch.compile looks at
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile reads it
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 @pytest.mark.parametrize("shard", [DistributedDataParallel, fully_shard])
 def test_layers_that_are_wrapped_in_their_places_keep_their_names(world, wrap, shard):
@@ -102,7 +102,7 @@ def test_layers_with_parametrized_weights_are_sent_to_the_ranks(world, kind):
 
 
 class Adapted(nn.Module):
-    """A frozen layer and an adapter of low rank."""
+    """A frozen layer with an adapter of low rank."""
 
     def __init__(self, layer):
         super().__init__()
@@ -128,7 +128,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch
 @pytest.mark.parametrize("change", MADE.values(), ids=MADE)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_steps_are_small_beside_weights_also_where_both_trainings_change_the_model(world, change, dtype):
-    """A tenth of a weight was allowed in bfloat16, where the weight had no beginning: no fault showed."""
+    """Regression test: bfloat16 allowed a tenth of a weight without an initial value, which hid every fault."""
 
     def plain(model, steps):
         change(model)
@@ -172,7 +172,7 @@ def warm(step):
 
 
 def test_the_first_step_of_a_warm_up_moves_nothing(world):
-    """As in the schedules of transformers."""
+    """The schedules of transformers begin in this way."""
     plain = partial(fit, part=everything, schedule=warm)
     check_same_trajectory(partial(fit, synchronise=average, schedule=warm), plain, make, world)
     with pytest.raises(AssertionError, match=r"after 2 step\(s\) rank 0"):
