@@ -2,8 +2,8 @@
 
 A version does K = 200 rounds, beside one round of itself: ``(T(K) - T(1)) / (K - 1)`` is the time of one round without
 building the matrix. The dense versions read N * N numbers a round, whatever the graph: on a CPU one graph shows them.
-They need ``--full`` there, as does the published graph (probability 0.05, 5 million edges). The published O(N^3) fold of
-version 3 takes half a minute a call on a CPU, and is measured on a GPU alone. The result is compared with
+They need ``--full`` there, as does the published graph (probability 0.05, 5 million edges). The published O(N^3) fold
+of version 3 takes half a minute a call on a CPU, and is measured on a GPU alone. The result is compared with
 :func:`pagerank` at ``tol=1e-12``, so a fast wrong answer does not count.
 """
 
