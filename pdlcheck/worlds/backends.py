@@ -65,11 +65,11 @@ class Backend:
         return "see `pdlcheck doctor`", ""
 
     def watch(self, announcer: Announcer) -> None:
-        """In a rank: make every group of this backend one whose operations are compared."""
+        """Make every group of this backend a watched group; a rank calls this before it joins a group."""
         raise NotImplementedError(f"operations of {self.name} are not watched")
 
     def group_arguments(self) -> dict[str, Any]:
-        """In a rank: return the arguments of ``init_process_group`` for the default group."""
+        """Return the arguments of ``init_process_group`` for the default group; a rank calls this."""
         return {"backend": self.name}
 
 
@@ -127,7 +127,7 @@ class _Nccl(Backend):
     def group_arguments(self) -> dict[str, Any]:
         from pdlcheck.worlds.processes.rank.own_device import own_device
 
-        # NCCL connects at once then: a device that it cannot use is an error here, and not in the first test
+        # With a device id, NCCL connects at once. An unusable device then raises here, not in the first test.
         return {"backend": self.name, "device_id": own_device()}
 
 
@@ -135,5 +135,5 @@ BACKENDS = {backend.name: backend for backend in (_Gloo("gloo"), _Mpi("mpi"), _N
 
 
 def backend_of(name: str) -> Backend:
-    """Return the backend of a name; of a name that pdlcheck does not know, one without anything special."""
+    """Return the backend with this name; if pdlcheck does not define it, return a plain ``Backend``."""
     return BACKENDS.get(name) or Backend(name)

@@ -125,7 +125,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class AsksHowLong:
-    """A request to report how long the threads of the process have waited for a core."""
+    """A request to report how long the main thread of the process has waited for a core."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,7 +291,7 @@ class AgentProcess:
         return answer is not None and answer.stopped
 
     def waited_for_cores(self) -> float | None:
-        """Return the seconds that its threads have waited for a core; None if they are unknown."""
+        """Return the seconds that its main thread has waited for a core; None if they are unknown."""
         answer = self._answer(AsksHowLong(), WaitedForCores)
         return None if answer is None else answer.seconds
 

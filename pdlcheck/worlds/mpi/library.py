@@ -16,10 +16,10 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.mpi.ending import Ending, note_ending
 
 _initialize = mpi4py.rc.initialize
-mpi4py.rc.initialize = False  # an import must not start MPI: a fork server imports this, and only its children may
+mpi4py.rc.initialize = False  # a fork server imports this module, and only its children may start MPI
 try:
     from mpi4py import MPI
-except RuntimeError as error:  # mpi4py is there, an MPI library is not
+except RuntimeError as error:  # mpi4py is installed, but no MPI library is
     raise ImportError(str(error)) from error
 finally:
     mpi4py.rc.initialize = _initialize
@@ -29,18 +29,20 @@ __all__ = ["MPI", "at_exit", "start"]
 _before_the_end: list[Callable[[], None]] = []
 _is_ready = False
 
-_GRACE_S = 2.0  # for ranks that all end by an error: each shows its own, and has its own exit code
+_GRACE_S = 2.0  # time for all ranks to end by their own errors: each one prints its error and keeps its exit code
 
 
 def start() -> None:
-    """Initialise MPI, unless that was done.
+    """Initialise MPI, unless it is initialised already.
 
-    MPI starts once in a process. A program that starts it itself, as ``from mpi4py import MPI`` does, does so first; a
-    second ``MPI.Init`` is refused, here with the cure. From then on a program that ends by an exception, or by
-    ``sys.exit`` with a code other than 0, takes the job with it: the others would wait for it for ever.
+    MPI starts only once in a process. A program that starts MPI itself, as ``from mpi4py import MPI`` does, must do so
+    before this call. A later ``MPI.Init`` raises an error that names the cure.
+
+    From then on, a program that ends by an exception, or by ``sys.exit`` with a code other than 0, ends the whole job.
+    Otherwise the other ranks would wait for it forever.
 
     Raises:
-        WorldUnavailable: MPI was started by somebody else for one thread alone, or has ended.
+        WorldUnavailable: other code has initialised MPI for a single thread, or MPI has ended.
     """
     if MPI.Is_finalized():
         raise WorldUnavailable(
@@ -64,7 +66,7 @@ def start() -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """What is done once, as soon as MPI has started."""
+    """Register the end of MPI at exit, and make a second start raise an error; only the first call has an effect."""
     grace = _Grace()
     atexit.register(_end, os.getpid(), note_ending(grace.prepare), grace)
     for name in ("Init", "Init_thread"):
@@ -72,7 +74,7 @@ def _prepare() -> None:
 
 
 def _refused(name: str) -> Callable[..., object]:
-    """MPI's own words for a second start are ``known error not in list``."""
+    """Return a function that raises an error with a cure; MPI's own message is only ``known error not in list``."""
 
     def refuse(*args: object) -> object:
         raise RuntimeError(
@@ -84,12 +86,12 @@ def _refused(name: str) -> Callable[..., object]:
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Have ``function`` called before MPI ends."""
+    """Call ``function`` at exit, before MPI ends."""
     _before_the_end.append(function)
 
 
 def _end(process: int, ending: Ending, grace: _Grace) -> None:
-    if os.getpid() != process:  # a fork: MPI is its parent's
+    if os.getpid() != process:  # this process is a fork, and MPI belongs to its parent
         return
     for function in _before_the_end:
         function()
@@ -102,10 +104,13 @@ def _end(process: int, ending: Ending, grace: _Grace) -> None:
 
 
 class _Grace:
-    """End with the others if they end too. If they wait for this rank, leave: the launcher then ends the job.
+    """The end of MPI, with a time limit, in a rank whose program ends with an error.
 
-    It takes the exit code of the first process that left before MPI had ended. MPI has no end with a time limit, and
-    mpi4py's keeps the other threads of Python from running.
+    If the other ranks end too, MPI ends as usual. If they wait for this rank, this process exits all the same, and
+    the launcher then ends the job. The job takes the exit code of the first process that exits before MPI has ended.
+
+    ``MPI_Finalize`` has no time limit, so a thread watches it. It is called through ctypes, because mpi4py's
+    ``MPI.Finalize`` keeps the other Python threads from running.
     """
 
     def __init__(self) -> None:
@@ -115,7 +120,7 @@ class _Grace:
         self._code = 0
 
     def prepare(self) -> None:
-        """As soon as it is known how the program ends: what is called at exit can start no thread (Python 3.12)."""
+        """Start the watching thread; a function that is called at exit cannot start threads (Python 3.12)."""
         if self._watch is None:
             self._watch = threading.Thread(target=self._leave, name="pdlcheck mpi end", daemon=True)
             self._watch.start()
@@ -130,7 +135,7 @@ class _Grace:
         self._begins.set()
         ctypes.CDLL(MPI.__file__).MPI_Finalize()
         self._has_ended.set()
-        self._watch.join()  # a thread that wakes while the interpreter goes may crash
+        self._watch.join()  # a thread that wakes while the interpreter shuts down may crash
 
     def _leave(self) -> None:
         self._begins.wait()

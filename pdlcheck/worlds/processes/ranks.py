@@ -1,4 +1,4 @@
-"""Ranks that are kept for several calls, as their user holds them."""
+"""The ranks that a user of a process world keeps for several calls."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ProcessRanks:
 
     Args:
         pool: running processes.
-        seed: of the random streams.
-        timeout_s: for each call; may be set between calls.
-        rejoin: leave all groups and join a new default group before the first call.
-        debugged: a rank in which a person looks around: it is not stopped when another one fails.
+        seed: the seed of the random streams.
+        timeout_s: the time limit of each call; may be changed between calls.
+        rejoin: True to leave all groups and join a new default group before the first call.
+        debugged: a rank in which a person uses a debugger; it is not stopped when another rank fails.
     """
 
     def __init__(
@@ -38,21 +38,24 @@ class ProcessRanks:
         self._group: DefaultGroup = "new" if rejoin or pool.lacks_group else "kept"
         self._debugged = debugged
         self._is_closed = False
-        self.have_begun = False  # they are forks of processes that have done what the user of the world begins with
+        self.have_begun = False  # they are forks of templates that have done the beginning
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self._pool.world_size
 
     @property
     def intact(self) -> bool:
-        """False once the processes are gone, as they are after a failure that left something half done, or closed."""
+        """Return whether the processes can serve calls.
+
+        They cannot after :meth:`close`, or after a failure that left something half done.
+        """
         return self._can_be_called and not self._pool.is_spent
 
     @property
     def can_end(self) -> bool:
-        """True if what was set up in them can be torn down, and must be: they do not serve anybody else."""
+        """Return whether teardown can run on the processes and must run now, because they serve no other user."""
         return self._can_be_called and (self._pool.is_spent or self._pool.is_worn)
 
     @property
@@ -60,29 +63,29 @@ class ProcessRanks:
         return self._pool.is_usable and not self._is_closed
 
     def keep_for_end(self) -> None:
-        """Keep ranks that nothing else may run on, where they are alive, until these are closed: see `can_end`."""
+        """Keep live ranks until :meth:`close`, even if only teardown may run on them; see :attr:`can_end`."""
         self._pool.to_be_ended = True
 
     def leave_group(self) -> None:
-        """Let the calls to come begin without a process group, or with what those before them have made."""
+        """Begin later calls without a process group, or with the groups that the calls before them have made."""
         self._group = "none"
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, in rank order."""
+        """Return the process ids, in rank order."""
         return self._pool.pids
 
     def read_with(self, reader: Callable[[Written], None] | None, *, live: bool = False) -> None:
-        """Give what the ranks write to ``reader``, after each call or at once, until this is called with None."""
+        """Pass the ranks' output to ``reader``, after each call or at once, until this is called with None."""
         self._pool.read_with(reader, live=live)
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """See :class:`pdlcheck.worlds.protocol.Ranks`."""
+        """Run a function on every rank and return the results; see :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
         return results(self.outcomes(fn, *args, **kwargs))
 
     def outcomes(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Outcome]:
-        """See :class:`pdlcheck.worlds.protocol.Ranks`."""
+        """Run a function on every rank and return the outcomes; see :class:`pdlcheck.worlds.protocol.Ranks`."""
         __tracebackhide__ = True
         check_function(fn)
         payload, modules = dump_call(fn, args, kwargs)
@@ -101,19 +104,19 @@ class ProcessRanks:
         return outcomes
 
     def begin(self, key: object, fn: Callable[..., Any], /, *args: Any) -> None:
-        """Have ``fn(*args)`` run for whoever opens the world next with this key, and asks :meth:`end` for it."""
+        """Start ``fn(*args)`` for the next user who opens the world with this key; :meth:`end` returns the outcomes."""
         if self.intact and not self._pool.is_worn:
             self._pool.begin(key, *dump_call(fn, args, {}), seed=self._first_seed)
 
     def end(self, key: object) -> list[Outcome] | None:
-        """The outcomes of the call that was begun with this key; None if none was."""
+        """Return the outcomes of the call that was begun with this key; None if there is none."""
         if key is None or self._pool.begun != key:
             return None
         self._seed = None
         return self._pool.end(self.timeout_s)
 
     def close(self) -> None:
-        """The block that opened them ends: the processes may serve another one."""
+        """End the use of the ranks by the block that opened them; another block may use the processes."""
         self._is_closed = True
         self._pool.to_be_ended = False
         if self._pool.is_spent:

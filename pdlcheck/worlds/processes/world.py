@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine."""
+"""The process world: ranks are processes of this machine."""
 
 from __future__ import annotations
 
@@ -34,39 +34,42 @@ _A_LONG_TIME_S = 10 * 24 * 3600.0
 
 
 class ProcessWorld:
-    """Runs functions on local processes that are started once for each world size and kept between calls.
+    """A world whose ranks are local processes, started once for each world size and kept between calls.
 
-    The ranks have a real process group over loopback. They share nothing with the controller: the function,
-    its arguments and its result travel by value (cloudpickle), so lambdas, closures and notebooks work.
+    The ranks have a real process group over loopback. They share nothing with the controller. The function, its
+    arguments and its result travel by value (cloudpickle), so lambdas, closures and notebooks work.
 
     Args:
-        backend: of the default group: ``gloo``; ``mpi``, for which mpiexec is run here; ``nccl``, whose ranks have a
-            CUDA device each; or another one of this torch.
-        name: of the world; default: that of the backend.
-        device: ``cuda``: the current device of a machine's rank ``r`` is its CUDA device ``r``, modulo their number, so
-            ranks of gloo can share one. ``cpu``: no rank touches CUDA. Default: ``cuda`` for nccl, else ``cpu``.
+        backend: the backend of the default group: ``gloo``; ``mpi``, which runs mpiexec on this machine; ``nccl``,
+            which gives each rank its own CUDA device; or another backend of this torch.
+        name: the name of the world; default: the name of the backend.
+        device: ``cuda``: the current device of a machine's rank ``r`` is CUDA device ``r`` modulo the number of
+            devices, so ranks of gloo can share a device. ``cpu``: no rank uses CUDA. Default: ``cuda`` for nccl, else
+            ``cpu``.
         cuda_as_cpu: run the CUDA code of the ranks on the CPU; see docs/cuda-as-cpu.md. Not for nccl.
-        threads_per_rank: of torch's operations; default: the cores, shared out among the ranks.
-        timeout_s: a call in which some rank takes longer fails with ``RankTimeout``; may be set anew between calls.
-        watch: compare what the ranks post before it goes to the real group, so a mismatch or a
-            deadlock is an exception instead of an abort or a hang. False pays nothing for it.
-        take_turns: let the threads of a rank take no core from one another (``SCHED_BATCH``); without it gloo's times
-            on few cores differ from run to run, see docs/findings/gloo_polls.md. ``None``: as ``watch``.
-        seed: the random streams of the ranks start from it, on each rank differently, anew for each call.
-        placement: where the processes are started; default: on this machine.
-        isolation: what :meth:`open` and :meth:`run` share with earlier ones. ``pool``: the processes and their default
-            group. ``reinit``: the processes; they leave their groups and join a new default group. ``fresh``: nothing;
-            the processes are started and ended.
-        prepare: called on every rank before its first call, such as to start a measurement; what it registers
-            with ``atexit`` is called when the world is closed.
-        debugged: a rank in which a person uses a debugger: no time limit holds, and it is not stopped when
+        threads_per_rank: the number of threads for torch's operations; default: the cores, divided among the ranks.
+        timeout_s: the time limit of a call; the call fails with ``RankTimeout`` if a rank takes longer. It may be
+            changed between calls.
+        watch: compare the ranks' operations before the real group gets them. A mismatch or a deadlock is then an
+            exception instead of an abort or a hang. ``False`` avoids the cost of this comparison.
+        take_turns: use ``SCHED_BATCH``, so that the threads of a rank take no core from one another. Without it, gloo's
+            times on few cores differ from run to run; see docs/findings/gloo_polls.md. ``None``: the value of
+            ``watch``.
+        seed: the random streams of the ranks start from it, differently on each rank, anew for each call.
+        placement: starts the processes; default: on this machine.
+        isolation: the state that :meth:`open` and :meth:`run` share with earlier ones. ``pool``: the processes and
+            their default group. ``reinit``: the processes; they leave their groups and join a new default group.
+            ``fresh``: nothing; the processes are started and ended.
+        prepare: called on every rank before its first call, for example to start a measurement. Functions that it
+            registers with ``atexit`` are called when the world is closed.
+        debugged: a rank in which a person uses a debugger. No time limit holds, and this rank is not stopped when
             another rank fails.
-        comm_wrappers: modules, or packages, through which the program communicates: reports show the lines that call
-            them. Those of well-known frameworks are known.
+        comm_wrappers: modules or packages through which the program communicates; reports show the lines that call
+            them. Those of well-known frameworks are included.
 
     Raises:
-        WorldUnavailable: at the first use: torch lacks the backend or the device, or the system cannot fork.
-        WorldTooSmall: at the first use of so many ranks: nccl has too few devices for them.
+        WorldUnavailable: at the first use, if torch lacks the backend or the device, or if the system cannot fork.
+        WorldTooSmall: at the first use of a world size for which nccl has too few devices.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -129,7 +132,7 @@ class ProcessWorld:
         return f"{type(self).__name__}({self.name!r}, seed={self.seed})"
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
-        """See :class:`pdlcheck.worlds.protocol.World`."""
+        """Run a function on every rank and return the results; see :class:`pdlcheck.worlds.protocol.World`."""
         __tracebackhide__ = True
         with self.open(world_size) as ranks:
             return ranks.run(fn, *args, **kwargs)
@@ -138,11 +141,11 @@ class ProcessWorld:
     def open(
         self, world_size: int, *, beginning: Beginning | None = None, begun: object = None
     ) -> Iterator[ProcessRanks]:
-        """See :class:`pdlcheck.worlds.protocol.World`; processes that are there already are used again.
+        """Yield ranks for several calls; see :class:`pdlcheck.worlds.protocol.World`. Running processes are used again.
 
-        Fresh ranks of which the ``beginning`` is known are forks of processes that have done it, where that can be:
-        the ranks' ``have_begun`` is then True. A call that was begun on kept ranks with another key than ``begun`` is
-        waited for, and its outcomes are dropped.
+        If a ``beginning`` is given, fresh ranks are forks of processes that have done it, where this is possible. The
+        ranks' ``have_begun`` is then True. If a call with another key than ``begun`` runs on kept ranks, it is waited
+        for, and its outcomes are dropped.
         """
         check_world_size(world_size)
         if runs_users_code():
@@ -153,7 +156,7 @@ class ProcessWorld:
             fresh, rejoin = self.isolation == "fresh", self.isolation == "reinit"
             forked = self._forked_pool(world_size, beginning) if fresh and beginning is not None else None
             pool = forked or (self._new_pool(world_size) if fresh else self._kept_pool(world_size, begun))
-            from pdlcheck.worlds.processes.ranks import ProcessRanks  # it imports torch: see check
+            from pdlcheck.worlds.processes.ranks import ProcessRanks  # imports torch; see check
 
             ranks = ProcessRanks(pool, self.seed, self.timeout_s, rejoin=rejoin, debugged=self._debugged)
             ranks.have_begun = forked is not None
@@ -166,27 +169,27 @@ class ProcessWorld:
 
     @property
     def traffic(self) -> NoReturn:
-        """See :class:`pdlcheck.worlds.protocol.World`."""
+        """Raise ``Unsupported``, because this world does not count traffic."""
         raise Unsupported(f'{self.name} does not count what its ranks send; use get_world("sim")')
 
     @property
     def timeline(self) -> NoReturn:
-        """See :class:`pdlcheck.worlds.protocol.World`."""
+        """Raise ``Unsupported``, because this world has no virtual clock."""
         raise Unsupported(f'{self.name} has no virtual clock; use get_world("sim", topology=Topology(intra=Link(...)))')
 
     def running(self) -> list[int]:
-        """The world sizes of which processes run now that serve the next call, too."""
+        """Return the world sizes whose processes run now and will also serve the next call."""
         return [world_size for world_size, pool in self._pools.items() if pool.is_usable and not pool.is_worn]
 
     def pids(self, world_size: int) -> list[int]:
-        """The process ids of the ranks, in rank order; starts them if need be."""
+        """Return the process ids of the ranks, in rank order; start the ranks if needed."""
         with self.open(world_size) as ranks:
             return ranks.pids
 
     def close(self) -> None:
-        """End all processes of this world. It may be used again; it then starts new ones.
+        """End all processes of this world. The world may be used again; it then starts new processes.
 
-        The end of the last reference ends its ranks, too, but not the fork server, which other worlds may use.
+        The end of the last reference also ends the ranks, but not the fork server, which other worlds may use.
         """
         with self._one_at_a_time:
             _close_pools(self._pools)
@@ -211,7 +214,7 @@ class ProcessWorld:
 
     def _new_pool(self, world_size: int) -> Pool:
         self.check()
-        from pdlcheck.worlds.processes.controller.pool import Pool  # it imports torch: see check
+        from pdlcheck.worlds.processes.controller.pool import Pool  # imports torch; see check
         from pdlcheck.worlds.processes.ranks import ProcessRanks
 
         placement = self._placement or self._backend.local_placement(forkserver.retain(self))
@@ -230,7 +233,7 @@ class ProcessWorld:
         return pool
 
     def _forked_pool(self, world_size: int, beginning: Beginning) -> Pool | None:
-        """None where ranks cannot be forked from templates."""
+        """Return a pool of ranks that are forked from templates; None if that is not possible."""
         if (
             not self._backend.forks_templates
             or self.device != "cpu"
@@ -239,7 +242,7 @@ class ProcessWorld:
         ):
             return None
         self.check()
-        from pdlcheck.worlds.processes.controller.pool import Pool  # it imports torch: see check
+        from pdlcheck.worlds.processes.controller.pool import Pool  # imports torch; see check
         from pdlcheck.worlds.processes.controller.templates import KeptTemplates, Templates
 
         setup, placement = self._setup(world_size), LocalPlacement(forkserver.retain(self))
@@ -256,7 +259,7 @@ class ProcessWorld:
             return None
         try:
             return Pool(setup, placement, templates)
-        except WorldUnavailable:  # a template has ended: ranks can be started without it
+        except WorldUnavailable:  # a template has ended; ranks can be started without it
             self._templates.drop(templates)
             return None
 
@@ -271,10 +274,10 @@ class ProcessWorld:
         )
 
     def check(self) -> None:
-        """See :class:`pdlcheck.worlds.protocol.World`."""
+        """Raise ``WorldUnavailable`` if ranks cannot run here; see :class:`pdlcheck.worlds.protocol.World`."""
         if self._is_checked:
             return
-        server = forkserver.retain(self)  # it imports torch while this process does
+        server = forkserver.retain(self)  # the server imports torch while this process does
         try:
             if not server.alive:
                 why = f"the fork server of {self.name} has ended"
@@ -298,7 +301,7 @@ class ProcessWorld:
 
 
 def _is_simulated_rank() -> bool:
-    """Whether the caller is one; who has not imported their world is none."""
+    """Return whether the caller is a simulated rank; without an import of the simulated world, it is not."""
     scheduler = sys.modules.get("pdlcheck.worlds.simulated.turns.scheduler")
     return scheduler is not None and scheduler.current_rank() is not None
 

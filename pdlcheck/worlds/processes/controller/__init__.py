@@ -1,1 +1,1 @@
-"""The side of the process that starts ranks and calls functions on them."""
+"""The controller's side: it starts ranks and calls functions on them."""

@@ -1,4 +1,4 @@
-"""One call from the controller's side: wait for every rank, find the first cause, let nobody hang."""
+"""The collection of one call's outcomes: wait for every rank, find the first cause, leave no rank hanging."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
 
 __all__ = ["Collector"]
 
-# seconds of a rank's own time, see `own_time.py`
-_SILENT_S = 0.5  # a rank that was told to stop says all the time that it may end by itself; this one cannot run Python
+# Seconds of a rank's own time; see `own_time.py`.
+_SILENT_S = 0.5  # a rank that was told to stop reports more often, unless it cannot run Python
 _STACKS_S = 0.5
-_HESITATES_S = 1.0  # after ranks did not fit, for others to say what they post
-# seconds of the wall
+_HESITATES_S = 1.0  # after a mismatch, for other ranks to report what they post
+# Seconds of wall-clock time.
 _LOOK_S = 0.1
-_AT_LEAST_S = 10.0  # for the reports of the others, also where the first failure comes when the time is nearly over
-_INTERRUPTED_S = 0.8  # a person waits
-_CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another one
+_AT_LEAST_S = 10.0  # for the reports of the other ranks, even if the first failure comes just before the limit
+_INTERRUPTED_S = 0.8  # a person waits for it
+_CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another failure
 
 Events = Sequence[tuple[Member, Report | Died]]
 
 
 class Collector:
-    """Collects the outcomes of one call.
+    """A collector of the outcomes of one call.
 
     Args:
         members: all ranks.
         call: the number of the call.
-        wait: blocks until something happens, at most so many seconds; returns what did.
-        referee: None where operations are not watched.
-        board: where ranks have written what they posted; None where they send it.
-        timeout_s: for the whole call.
-        debugged: a rank that is not told to stop, and is waited for, when another one has failed.
+        wait: waits until something happens, at most the given seconds; returns the events.
+        referee: the judge of watched operations; None if operations are not watched.
+        board: shared memory where ranks log their operations; None if they send them as messages.
+        timeout_s: the time limit of the whole call.
+        debugged: a rank that is not told to stop, and is waited for, after a failure of another rank.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class Collector:
         self._failures = 0
         self._verdict: PdlcheckError | None = None
         self._stopping = False
-        self._refusing = False  # what a rank that has skipped would take part in
+        self._refusing = False  # no operation of the pending ranks goes on
         self._until = time.monotonic() + timeout_s
         self._after: dict[int, Aftermath] = {}
         self._heard: dict[int, bytes] = {}
         self._granted: set[tuple[int, int]] = set()  # (rank, operation)
         self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
-        self._told: dict[int, OwnTime] = {}  # since the last word of a rank that was told to stop
-        self._hesitating: dict[int, OwnTime] | None = None  # since ranks did not fit
+        self._told: dict[int, OwnTime] = {}  # since the last message of a rank that was told to stop
+        self._hesitating: dict[int, OwnTime] | None = None  # since a mismatch was found
 
     def outcomes(self) -> list[Outcome]:
-        """Wait until every rank has ended the call, in one way or another."""
+        """Wait until every rank has ended the call, in one way or another; return the outcomes in rank order."""
         while self._pending:
             left = self._until - time.monotonic()
             look = _LOOK_S if self._stopping else math.inf
@@ -120,11 +120,11 @@ class Collector:
         return [self._with_last(self._outcomes[member.rank]) for member in self._members]
 
     def can_go_on(self) -> bool:
-        """True if, after :meth:`outcomes`, another call can run on the same processes.
+        """Return whether, after :meth:`outcomes`, another call can run on the same processes.
 
-        Plain groups may hold half of an operation after a failure, except where all ranks skipped alike. In watched
-        ones every operation that began on one rank began on all, unless a rank failed as it was let go, or had returned
-        before. A rank that ran out of memory may do so again.
+        After a failure, plain groups may hold half of an operation, unless all ranks skipped alike. In watched groups,
+        every operation that began on one rank began on all ranks. The exceptions are a rank that failed while its
+        operation was granted, and a rank that had returned before. A rank that ran out of memory may do so again.
         """
         after = list(self._after.values())
         return (
@@ -142,16 +142,16 @@ class Collector:
         return len(errors) == len(self._members) and all(map(weight, errors)) and len({*map(str, errors)}) == 1
 
     def can_be_ended(self) -> bool:
-        """True if, after :meth:`outcomes`, every rank is idle and can tear down what it has set up."""
+        """Return whether, after :meth:`outcomes`, every rank is idle and can tear down what it has set up."""
         failed = any(isinstance(outcome, Raised) and not weight(outcome.error) for outcome in self._outcomes.values())
         return len(self._after) == len(self._members) and (self._referee is not None or not failed)
 
     def heard(self) -> list[bytes]:
-        """What ranks that have returned warned of, in rank order; see ``heard.py``."""
+        """Return the warnings of the ranks that have returned, in rank order; see ``heard.py``."""
         return [self._heard[rank] for rank in sorted(self._heard)]
 
     def groups(self) -> int:
-        """Number of process groups that the ranks have, the default group included."""
+        """Return the number of process groups that the ranks have, including the default group."""
         return max((left.groups for left in self._after.values()), default=0)
 
     def _with_last(self, outcome: Outcome) -> Outcome:
@@ -184,14 +184,14 @@ class Collector:
             case Halted(where=where):
                 self._raised(rank, stopped_by_nobody(rank, where))
             case Posted(operation=operation, signature=signature):
-                self._catch_up([rank])  # messages meet in the order in which they were posted
+                self._catch_up([rank])  # messages match in the order in which they were posted
                 self._posted(rank, operation, signature)
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
             case HalfFull(begun=begun):
                 self._catch_up(range(len(self._members)))
                 self._judge(lambda referee: referee.forget(rank, begun))
             case Asks(operation=operation, waits=waits):
-                self._catch_up(range(len(self._members)))  # others may be there, and never ask
+                self._catch_up(range(len(self._members)))  # others may have posted it without asking
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
                 if waits:
                     self._judge(lambda referee: referee.waits(rank, operation))
@@ -199,9 +199,10 @@ class Collector:
                 self._judge(lambda referee: referee.unwatch())
 
     def _catch_up(self, ranks: Iterable[int]) -> None:
-        """Read what these ranks have posted since the last time.
+        """Read the operations that these ranks have posted since the last time.
 
-        That of a rank that asks or has ended is known before anything is judged, so what it goes on from here is exact.
+        Before a judgement, the log of every rank that asked for a grant or ended is read. So the verdict rests on
+        complete information.
         """
         if self._board is None or self._referee is None:
             return
@@ -210,7 +211,7 @@ class Collector:
                 self._posted(rank, operation, signature)
 
     def _patience(self) -> float:
-        """For how long the referee may hesitate, from now on: until each rank has had time to say what it posts."""
+        """Return for how long the referee may still hesitate, so that each rank has time to report what it posts."""
         if self._referee is None or not self._referee.hesitates or self._refusing:
             return math.inf
         if self._hesitating is None:
@@ -228,7 +229,7 @@ class Collector:
             self._judge(lambda referee: self._grant(referee.posted(rank, operation, signature)))
 
     def _grant(self, grants: Sequence[tuple[int, Grant]]) -> None:
-        """Let an operation go on all its ranks, or on none."""
+        """Grant an operation on all its ranks, or on none."""
         keys = {(rank, grant.operation) for rank, grant in grants}
         if self._withdrawn.isdisjoint(keys):
             self._granted |= keys
@@ -253,9 +254,10 @@ class Collector:
     def _failed(self, rank: int, report: Failed) -> None:
         error: BaseException | None = None
         if report.error is not None:
-            with suppress(Unreadable):  # its class cannot be imported here: the text below tells all
+            with suppress(Unreadable):  # its class cannot be imported here; the text below describes the error
                 error = load_sent(report.error)
-        if error is not None:  # what was noted at it does not come along where its class says how it is pickled
+        # The noted attributes are lost if the class of the error defines its own pickling.
+        if error is not None:
             vars(error).update({name: word for name, word in report.words.items() if name not in vars(error)})
         else:
             text = f"rank {rank} raised {report.kind}: {report.text}"
@@ -281,7 +283,7 @@ class Collector:
         if self._stopping:
             return
         reason = PeerFailed("another rank failed")
-        if weight(error) and self._referee is not None:  # a skip; others may fail yet, which counts more
+        if weight(error) and self._referee is not None:  # a skip; other ranks may still fail, which counts more
             self._refuse_others(reason)
         else:
             self._stop_others(reason)
@@ -304,10 +306,10 @@ class Collector:
             ask(self._referee)
         except PdlcheckError as verdict:
             self._verdict = verdict
-            self._stop_others(verdict)  # each raises it from its own line
+            self._stop_others(verdict)  # each rank raises it from its own line
 
     def _pronounce(self, verdict: PdlcheckError) -> None:
-        """A verdict stands, also where the ranks swallowed it or could not raise it in time."""
+        """Add the verdict to the outcomes if no rank has raised it: ranks may swallow it, or raise it too late."""
         if not any(isinstance(o, Raised) and type(o.error) is type(verdict) for o in self._outcomes.values()):
             rank = self._members[0].rank
             self._outcomes[rank] = Raised(rank, verdict)
@@ -323,20 +325,26 @@ class Collector:
                 self._told[rank] = member.own_time()
 
     def _give_up_silent(self) -> None:
-        """Those that were told to stop and say nothing: they are stopped, or in C code that lets no Python run."""
+        """End the ranks that were told to stop and report nothing.
+
+        They are stopped, or C code keeps Python from running.
+        """
         for rank, own in self._told.items():
             if rank in self._pending and own.spent() >= _SILENT_S:
                 self._end(rank, Stopped(rank, self._waits_in(rank)))
 
     def _refuse_others(self, reason: PdlcheckError) -> None:
-        """Those that are about to wait for another rank end; where nobody watches what they do they cannot be told."""
+        """End the ranks that are about to wait for another rank; unwatched ranks cannot be reached."""
         self._refusing = True
         if self._referee is not None:
             for member in self._pending.values():
                 member.send(Refuse(self._call, reason))
 
     def interrupted(self) -> str:
-        """Where each rank is as somebody presses Ctrl-C, in words; takes less than a second. Nothing may follow."""
+        """Return in words where each rank is when the user presses Ctrl-C.
+
+        This takes less than a second. No other method may be called afterwards.
+        """
         late = dict(self._pending)
         states, _, _ = self._look_at(late, signals=False, at_most=_INTERRUPTED_S)
         return rank_interrupt(states, late)
@@ -347,14 +355,14 @@ class Collector:
         error = rank_timeout(self._timeout_s, states, {rank: stacks.get(rank, "") for rank in late})
         rank = min(late)
         self._stopping = True
-        self._end(rank, Raised(rank, error, output=said))  # also where it ended a moment later
+        self._end(rank, Raised(rank, error, output=said))  # even if the rank has ended a moment later
 
     def _look_at(
         self, late: Mapping[int, Member], *, signals: bool = True, at_most: float = _AT_LEAST_S
     ) -> tuple[dict[int, str], dict[int, str], str]:
-        """In words where every rank is, the stacks of those that are ``late``, and what was written meanwhile.
+        """Return where every rank is in words, the stacks of the ``late`` ranks, and the output written meanwhile.
 
-        A rank that does not answer has a stack only if it may be sent a signal, which wakes it up.
+        If a rank does not answer, only a signal gets its stack. ``signals`` allows this, although it wakes the rank up.
         """
         places: dict[int, Stack] = {}
         for member in late.values():
@@ -364,11 +372,11 @@ class Collector:
         states: dict[int, str] = {}
         said = ""
         silent = {rank: member for rank, member in late.items() if rank in self._pending and rank not in stacks}
-        if silent:  # stopped, or in C code that does not let Python run: faulthandler needs no Python
+        if silent:  # stopped, or C code keeps Python from running; faulthandler needs no Python
             if signals:
                 for member in silent.values():
                     member.signal(STACK_SIGNAL)
-                # the signal may end a system call: who answers only now may be about to return
+                # The signal may interrupt a system call: a rank that answers only now may be about to return.
                 self._listen_for_stacks(places, silent, _STACKS_S / 2, at_most, to_the_end=True)
             for rank, member in silent.items():
                 out, err = member.output()
@@ -392,7 +400,10 @@ class Collector:
         *,
         to_the_end: bool = False,
     ) -> None:
-        """Until each of those has answered, or even ended the call, or has had so much time of its own to do so."""
+        """Wait until each of the ``asked`` ranks has answered, or has had ``own_s`` of its own time to do so.
+
+        With ``to_the_end``, wait for the end of the call instead of an answer.
+        """
         until = time.monotonic() + at_most
         own = {rank: member.own_time() for rank, member in asked.items()}
         while (left := until - time.monotonic()) > 0:
@@ -406,7 +417,7 @@ class Collector:
                     self._take(member, report)
 
     def _last_words(self, rank: int) -> str:
-        """The last operation of a rank that is not in one."""
+        """Return the last operation of a rank, as a part of a message; empty if the rank waits in an operation."""
         last = self._referee.last_operation(rank) if self._referee is not None else ""
         return f"; last operation {last}" if last and not self._waits_in(rank) else ""
 

@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""The end of a process, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORKER = "the process that had forked it"  # the fork server, a template, or a l
 
 
 def how_it_ended(exitcode: int) -> str:
-    """The end of a process; ``exitcode`` is minus the signal if one ended it."""
+    """Return in words how a process ended; ``exitcode`` is minus the signal if a signal ended it."""
     if exitcode < 0:
         return f"was killed by {_signal_name(-exitcode)}"
     return f"ended its process with exit code {exitcode}"

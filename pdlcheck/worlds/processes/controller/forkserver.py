@@ -1,6 +1,6 @@
-"""The controller's side of the fork server: one a process, started when first needed or by ``start``.
+"""The controller's side of the fork server: one server in each process, started by ``start`` or when first needed.
 
-It may have a twin, which hashes strings in another way; see ``hash_seeds.py``.
+The server may have a twin with another hash seed; see ``hash_seeds.py``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _PRELOAD = (
     "torch._dynamo",  # the first DDP or optimizer step imports it: 0.9 s once here instead of in every rank
 )
 _STOP_S = 0.5
-_ANSWER_S = 120.0  # it may import much before it forks, from a slow disk
+_ANSWER_S = 120.0  # the server may have to import much from a slow disk before it forks
 _LOOK_S = 0.5
 _BOOT = (
-    # nothing is imported before the path is the controller's: `python -c` begins with the working directory on it
+    # Nothing is imported before the path is set: `python -c` starts with the working directory on it.
     "import sys; sys.path[:] = eval(sys.argv[1]); import os; sys.argv[4] and os.environ.pop(sys.argv[4]); "
     "from pdlcheck.worlds.processes.rank.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
@@ -51,12 +51,12 @@ _BOOT = (
 def start(*, preload: Sequence[str] = (), seed: int = 0, rank: int | None = None) -> None:
     """Start the fork server in the background and keep it until :func:`stop` or the end of this process.
 
-    Call it early (before tests are collected): it imports torch while this process does something else.
+    Call it early, before tests are collected: the server imports torch while this process does something else.
 
     Args:
-        preload: modules that every rank should find imported already, such as those that tests use.
-        seed: from which the hash seeds of ranks follow, unless the server runs already.
-        rank: of a launched process, whose server forks this rank alone.
+        preload: modules that every rank should find imported, such as those that tests use.
+        seed: the hash seeds of ranks are derived from it, unless the server runs already.
+        rank: the rank of a launched process, whose server forks only this rank.
     """
     global _hashes_by, _kept
     with _lock:
@@ -83,7 +83,7 @@ def retain(user: object) -> ForkServer:
 
 
 def release(user: object) -> None:
-    """``user`` needs no server any more; the last one ends it, unless :func:`start` was called."""
+    """Record that ``user`` needs no server any more; end it after its last user, unless :func:`start` was called."""
     with _lock:
         _users.discard(id(user))
         idle = not _users and not _kept
@@ -93,7 +93,7 @@ def release(user: object) -> None:
 
 @dataclass(slots=True)
 class Child:
-    """A forked process. ``status`` is the pipe through which ``forker`` tells its pid and its exit code."""
+    """A forked process; ``forker`` writes the pid and the exit code of the process into the pipe ``status``."""
 
     status: int
     forker: Forker
@@ -114,17 +114,20 @@ class Child:
         return self.pid
 
     def has_started(self) -> bool:
-        """Whether the process exists by now; the server may have imports to do before it forks."""
+        """Return whether the process exists by now; the server may have to import modules before it forks."""
         return self.pid > 0 or (bool(select.select([self.status], [], [], 0)[0]) and self.started() > 0)
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait for the end of a process that has started; ``exitcode`` is then its code, or minus the signal."""
+        """Wait for the end of a process that has started; return whether it has ended.
+
+        ``exitcode`` is then its code, or minus the signal that ended it.
+        """
         if self.exitcode is None and select.select([self.status], [], [], timeout_s)[0]:
             data = os.read(self.status, STATUS.size)
             self.forker.ended = not data
             self.went_with = "" if data else self.forker.last_words()
             self.exitcode = STATUS.unpack(data)[0] if data else -signal.SIGKILL
-        if self.exitcode is None and self.pid > 0:  # who forked it may be stopped, and cannot tell
+        if self.exitcode is None and self.pid > 0:  # its forker may be stopped and report nothing
             self.exitcode = ended_as(self.pid)
         return self.exitcode is not None
 
@@ -133,7 +136,7 @@ class Child:
         while not select.select([self.status], [], [], _LOOK_S)[0]:
             stopped = is_stopped(self.forker.pid)
             if stopped or time.monotonic() > until:
-                self.forker.ended = True  # of no use any more
+                self.forker.ended = True  # no longer usable
                 why = "a signal (SIGSTOP) has stopped it" if stopped else f"not within {_ANSWER_S:g} s"
                 raise WorldUnavailable(
                     f"the fork server, process {self.forker.pid}, does not answer: {why}; the next test gets a new one",
@@ -150,17 +153,18 @@ class Child:
 
 
 class Forker:
-    """The process ``pid``, which forks others; see ``server.py`` for what it answers to."""
+    """The process ``pid``, which forks others; ``server.py`` describes its requests."""
 
     def __init__(self, control: socket.socket, pid: int) -> None:
         self._socket = control
         self.pid = pid
-        self._sending = threading.RLock()  # garbage that is found while one is sent may be a world, which sends, too
-        self.ended = False  # a child has seen it: who is killed closes its files one after the other
+        # Reentrant: garbage collection during a send may close a world, which sends a request too.
+        self._sending = threading.RLock()
+        self.ended = False  # a child has seen its end; a killed process closes its files one after the other
 
     @property
     def hung_up(self) -> bool:
-        """It has closed its end. It never writes to the socket: readable means closed."""
+        """Return whether the process has closed its end. It never writes to the socket, so readable means closed."""
         return self.ended or bool(select.select([self._socket], [], [], 0)[0])
 
     def fork(self, fds: Sequence[int], kind: int = RANK) -> Child:
@@ -180,18 +184,18 @@ class Forker:
         return Child(reading, self)
 
     def signal(self, pid: int, signo: int) -> None:
-        """Send a signal to a rank; never reaches another process, even if the rank has ended."""
+        """Send a signal to a rank. The signal never reaches another process, even if the rank has ended."""
         try:
             self._send(SIGNAL, pid, signo)
-        except OSError:  # the server has gone, and has taken the ranks along
+        except OSError:  # the server has ended, and its ranks with it
             return
 
     def last_words(self) -> str:
-        """That it has ended and, if that is known, how."""
+        """Return the name of the process for reports and, if it is known, how it ended."""
         return FORKER
 
     def close(self) -> None:
-        """Close this end: the process ends, and with it all that it forked, unless another one holds the end too."""
+        """Close this end. The process and all its forks then end, unless another process holds this end too."""
         self._socket.close()
 
     def _send(self, request: bytes, first: int, second: int, data: bytes = b"") -> None:
@@ -200,7 +204,7 @@ class Forker:
 
 
 class ForkServer(Forker):
-    """A child process that has imported what ranks need and forks them. Use it through :func:`retain`."""
+    """A child process that imports the modules of ranks and forks ranks. Use it through :func:`retain`."""
 
     def __init__(self, hash_seed: str = "", twin: ForkServer | None = None) -> None:
         self._twin = twin
@@ -221,31 +225,31 @@ class ForkServer(Forker):
                 env=os.environ | ({hash_seeds.VARIABLE: hash_seed} if hash_seed else {}) | {SERVER: self._mark},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
+                process_group=0,  # a Ctrl-C at the terminal reaches only the controller
             )
         super().__init__(ours, self._process.pid)
-        self.environment = dict(os.environ)  # what the ranks inherit
+        self.environment = dict(os.environ)  # the ranks inherit it
         self._preloaded: set[str] = set()
         self.preload(_PRELOAD)
 
     @property
     def pids(self) -> list[int]:
-        """Of the server itself, and of its twin if it has one."""
+        """Return the pids of the server and of its twin, if it has one."""
         return [self.pid] if self._twin is None else [self.pid, *self._twin.pids]
 
     @property
     def alive(self) -> bool:
-        """False once the server has ended, or was stopped."""
-        runs = self._process.poll() is None and not self.hung_up  # which is seen before the process is seen to end
+        """Return whether the server and its twin run: False once one of them has ended or was stopped."""
+        runs = self._process.poll() is None and not self.hung_up  # the hang-up is visible before the end of the process
         runs = runs and not is_stopped(self.pid)
         return runs and (self._twin is None or self._twin.alive)
 
     def of_rank(self, rank: int) -> ForkServer:
-        """The server that forks this rank: itself or its twin."""
+        """Return the server that forks this rank: this one or its twin."""
         return self._twin if self._twin is not None and rank % 2 else self
 
     def preload(self, names: Sequence[str]) -> None:
-        """Import modules for the ranks forked from now on; a failure is reported when a rank starts."""
+        """Import modules for the ranks that are forked from now on; a failure is reported when a rank starts."""
         new = [name for name in names if name not in self._preloaded]
         if new:
             self._preloaded.update(new)
@@ -255,6 +259,7 @@ class ForkServer(Forker):
             self._twin.preload(names)
 
     def last_words(self) -> str:
+        """Return the name of the server and, if it is known, how it ended."""
         words = super().last_words()
         with contextlib.suppress(subprocess.TimeoutExpired):
             exitcode = self._process.wait(timeout=_STOP_S)
@@ -269,10 +274,10 @@ class ForkServer(Forker):
         for server in both:
             try:
                 server._process.wait(timeout=_STOP_S)
-            except subprocess.TimeoutExpired:  # it starts up, or loads a library
+            except subprocess.TimeoutExpired:  # it is starting, or loading a library
                 server._process.kill()
                 server._process.wait()
-            if server._process.returncode != 0:  # it was killed, and did not see to what its ranks have started
+            if server._process.returncode != 0:  # it was killed, and left the processes that its ranks have started
                 end_marked(server._mark)
 
     def abandon(self) -> None:
@@ -280,7 +285,7 @@ class ForkServer(Forker):
         if self._twin is not None:
             self._twin.abandon()
         self._socket.close()
-        self._process.returncode = 0  # not ours to wait for
+        self._process.returncode = 0  # only its parent can wait for it
 
 
 def _flags() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a machine lacks where ranks cannot start, with the cure."""
+"""The resources that a machine lacks if ranks cannot start, with the cure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["full_shared_memory", "lacks", "loopback_is_down"]
 
 _SHARED_MEMORY = "/dev/shm"
 _LITTLE = 4 << 20  # bytes
-_SMALL = 32 << 20  # of the whole: the same where nothing else is in it
+_SMALL = 32 << 20  # bytes in total; less is too small even if nothing else is in it
 _NEEDED = 10  # descriptors for each rank
 
 
 def lacks(error: OSError, world_size: int) -> str:
-    """In words, what has made the start of so many ranks fail."""
+    """Return in words why the start of ``world_size`` ranks has failed."""
     said = f"{error.strerror or error}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -32,17 +32,17 @@ def lacks(error: OSError, world_size: int) -> str:
 
 
 def loopback_is_down(host: str) -> str:
-    """In words, that ranks cannot meet at ``host`` on this machine; empty where they can."""
+    """Return in words why ranks cannot meet at ``host`` on this machine; empty if they can."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # nothing is sent: the system looks for a way
+            probe.connect((host, 9))  # sends nothing: the system only looks for a route
         except OSError as error:
             return f"ranks meet at {host}, and there is no way to it ({error.strerror}): ip link set lo up"
     return ""
 
 
 def full_shared_memory() -> str:
-    """In words, that there is no room left in shared memory; empty where there is."""
+    """Return in words that shared memory has no room left; empty if it has room."""
     if not os.path.isdir(_SHARED_MEMORY) or (room := shutil.disk_usage(_SHARED_MEMORY)).free >= _LITTLE:
         return ""
     what = f"{_SHARED_MEMORY}, where ranks share memory,"

@@ -1,4 +1,4 @@
-"""The controller's handle on one rank: its process and its pipe."""
+"""The controller's handle of one rank: its process and its pipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _NOT_ITS_OWN = "code that runs in it uses a descriptor that it did not open, or 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The rank's process has ended; ``exitcode`` is minus the signal if one ended it.
+    """The end of a rank's process; ``exitcode`` is minus the signal if a signal ended it.
 
-    ``went_with``: the process whose end was the rank's, in words. ``killed_as``: what it did, for which it was killed.
+    ``went_with`` names the process whose end caused this one. ``killed_as`` is the reason why pdlcheck killed the
+    process.
     """
 
     exitcode: int
@@ -33,7 +34,7 @@ class Died:
 
     @property
     def how(self) -> str:
-        """In words: what the rank did, or suffered."""
+        """Return in words how the process ended."""
         if self.killed_as:
             return f"was killed by pdlcheck, as it {self.killed_as}"
         return f"went down with {self.went_with}" if self.went_with else how_it_ended(self.exitcode)
@@ -41,7 +42,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a rank wrote since the last look, by Python and by descriptor; see ``journal.py`` for the third."""
+    """The output of a rank since the last read, of Python and of native code; for ``journal`` see ``journal.py``."""
 
     rank: int
     out: str
@@ -50,19 +51,19 @@ class Written:
 
 
 class Member:
-    """One rank of a pool, wherever its process is."""
+    """One rank of a pool, on any machine."""
 
     def __init__(self, rank: int, process: RankProcess) -> None:
         self.rank = rank
         self.connection = process.connection
-        self.reader: Callable[[Written], None] | None = None  # also receives whatever is taken
+        self.reader: Callable[[Written], None] | None = None  # gets all output that is read
         self._process = process
         self._pipe = MessagePipe(process.connection)
         self._spoiled: NoMessage | None = None
 
     @property
     def pid(self) -> int:
-        """Of the rank's process."""
+        """Return the id of the rank's process."""
         return self._process.started()
 
     def await_start(self) -> None:
@@ -71,32 +72,32 @@ class Member:
 
     @property
     def status(self) -> int:
-        """A descriptor that becomes readable when the process ends."""
+        """Return a descriptor that becomes readable when the process ends."""
         return self._process.status
 
     def send(self, message: Command) -> None:
-        """Send; a rank that has gone is noticed when it is read from."""
+        """Send a message; a rank that has ended is detected when its pipe is read."""
         self._pipe.send(packed(message))
 
     def send_packed(self, data: bytes) -> None:
-        """Send a message that is the same for several ranks."""
+        """Send a packed message, which may go to several ranks."""
         self._pipe.send(data)
 
     @property
     def is_behind(self) -> bool:
-        """Whether the rank has still to take a part of what was sent: :meth:`flush` when its pipe can be written to."""
+        """Return whether the rank has not read all data yet; then call :meth:`flush` when its pipe is writable."""
         return self._pipe.is_behind
 
     def flush(self) -> None:
-        """Send on."""
+        """Send more of the unsent data."""
         self._pipe.flush()
 
     def receive(self) -> Report | None:
-        """The next message; None as long as a part of it is missing.
+        """Return the next message; None while a part of it is missing.
 
         Raises:
-            NoMessage: what came is none.
-            EOFError: the end of the pipe.
+            NoMessage: the data is not a message.
+            EOFError: the pipe has ended.
         """
         if self._spoiled is not None:
             raise self._spoiled
@@ -108,7 +109,7 @@ class Member:
             raise
 
     def last_words(self) -> list[Report | Died]:
-        """Everything that a process which has ended, or is about to, still had to say."""
+        """Return the last messages of a process that has ended or is about to end, and how it ended."""
         words: list[Report | Died] = []
         killed_as = ""
         try:
@@ -118,7 +119,7 @@ class Member:
             killed_as = f"wrote {error.begin!r} into its pipe to the controller: {_NOT_ITS_OWN}"
         except EOFError:
             pass
-        if killed_as or not self.ends_within(_DRAIN_S):  # alive, but of no use any more
+        if killed_as or not self.ends_within(_DRAIN_S):  # alive, but no longer usable
             self.signal(signal.SIGKILL)
             self.ends_within(_DRAIN_S)
             killed_as = killed_as or f"closed its pipe to the controller and did not end: {_NOT_ITS_OWN}"
@@ -127,49 +128,52 @@ class Member:
         return words
 
     def is_well(self) -> bool:
-        """True if it is certain that the process runs and that no signal is about to end or stop it."""
+        """Return whether it is certain that the process runs and that no signal is about to end or stop it."""
         return self._process.is_well()
 
     def is_stopped(self) -> bool:
-        """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+        """Return whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False without /proc."""
         return self._process.is_stopped()
 
     def own_time(self) -> OwnTime:
-        """A clock of the rank's process that begins now."""
+        """Return a clock of the rank's process that starts now."""
         return OwnTime(self._process.waited_for_cores)
 
     def signal(self, signo: int) -> None:
-        """Send a signal to the process; SIGKILL also reaches what the process has started."""
+        """Send a signal to the process; SIGKILL also reaches the processes that it has started."""
         self._process.signal(signo)
 
     def output(self) -> tuple[str, str]:
-        """Return what was written to stdout and stderr since the last time."""
+        """Return the text written to stdout and stderr since the last call."""
         out, err, journal = self._process.output()
         if self.reader is not None and (out or err or journal):
             self.reader(Written(self.rank, out, err, journal))
         return out, err
 
     def bound_output(self) -> None:
-        """Let what it has written take little memory."""
+        """Bound the memory that the rank's output takes."""
         self._process.bound_output()
 
     def rewind(self) -> None:
-        """Give back the memory of what was read. The rank must be idle: what it writes meanwhile can be lost."""
+        """Free the memory of output that was read. The rank must be idle, because output can be lost meanwhile."""
         self._process.rewind()
 
     def hang_up(self) -> None:
-        """Close the pipe: an idle rank then ends by itself."""
+        """Close the pipe; an idle rank then ends by itself."""
         self.connection.close()
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """True once the process has ended, or if there is none yet: that one finds its pipe closed."""
+        """Wait for the end of the process; return whether it has ended or does not exist yet.
+
+        A process that does not exist yet will find its pipe closed.
+        """
         try:
             return not self._process.has_started() or self._process.ended(timeout_s)
         except WorldUnavailable:  # it could not be started
             return True
 
     def ends_within(self, own_s: float) -> bool:
-        """The same, for so many seconds of the process's own time."""
+        """Wait like :meth:`wait_ended`, up to ``own_s`` seconds of the process's own time."""
         own: OwnTime | None = None
         while not self.wait_ended(_LOOK_S):
             own = own or self.own_time()
@@ -178,5 +182,5 @@ class Member:
         return True
 
     def close(self) -> None:
-        """Give back the descriptors."""
+        """Close the descriptors."""
         self._process.close()

@@ -1,4 +1,4 @@
-"""The controller's end of a rank's pipe: no message, however long, keeps the controller waiting."""
+"""The controller's end of a rank's pipe; no message, however long, blocks the controller."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pdlcheck.worlds.processes.exchange.messages import Message, Report
 
 __all__ = ["MessagePipe", "NoMessage", "report_of"]
 
-# as `multiprocessing.connection`, which the rank's end uses, frames a message
+# The rank's end uses `multiprocessing.connection`; this is its format of a message.
 _SIZE, _LONG_SIZE = struct.Struct("!i"), struct.Struct("!Q")
 _LONGEST, _IS_LONG = 0x7FFFFFFF, -1
-_BEGIN = b"\x80"  # of every message, which is a pickle
-_MOST = 1 << 48  # bytes, of any message that fits into a machine
-_FIRST_LOOK = 1 << 16  # bytes that are taken before there is room for all that are said to come
-_SHOWN = 40  # bytes of what is none
+_BEGIN = b"\x80"  # first byte of every message, because a message is a pickle
+_MOST = 1 << 48  # bytes; every message that fits into a machine is shorter
+_FIRST_LOOK = 1 << 16  # bytes that are read before memory for the announced size is allocated
+_SHOWN = 40  # bytes of a wrong message that an error shows
 
 
 class NoMessage(EOFError):
-    """What came is no message, so that nothing after it can be read; ``begin`` are its first bytes."""
+    """The error for data that is not a message; nothing after it can be read. ``begin`` is its first bytes."""
 
     def __init__(self, begin: bytes) -> None:
         super().__init__(f"{begin[:_SHOWN]!r} is no message")
@@ -31,10 +31,10 @@ class NoMessage(EOFError):
 
 
 class MessagePipe:
-    """Sends and receives messages in pieces, as many bytes as the pipe takes or has; the rank's end may wait.
+    """The sender and receiver of messages in pieces: as many bytes as the pipe takes or has. The rank's end may block.
 
     Args:
-        connection: stays the caller's to close; nobody else may use it meanwhile.
+        connection: the caller closes it; no other code may use it meanwhile.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -42,26 +42,26 @@ class MessagePipe:
         os.set_blocking(self._fd, False)
         self._outgoing: deque[memoryview] = deque()
         self._incoming, self._there = bytearray(_SIZE.size), 0
-        self._size: int | None = None  # of the message that is coming, once that is known
-        self._header = b""  # which said so
+        self._size: int | None = None  # of the message that is being received, once it is known
+        self._header = b""  # the bytes that announced the size
 
     @property
     def is_behind(self) -> bool:
-        """Whether the pipe was full: call :meth:`flush` when it can be written to."""
+        """Return whether the pipe was full; then call :meth:`flush` when it is writable."""
         return bool(self._outgoing)
 
     def send(self, data: bytes) -> None:
-        """Send a message, after those that have not yet gone; a peer that has gone is noticed when it is read from."""
+        """Send a message after all unsent ones; a peer that has ended is detected when the pipe is read."""
         size = len(data)
         header = _SIZE.pack(size) if size <= _LONGEST else _SIZE.pack(_IS_LONG) + _LONG_SIZE.pack(size)
-        if size < 1 << 14:  # one call of the system instead of two
+        if size < 1 << 14:  # one system call instead of two
             self._outgoing.append(memoryview(header + data))
         else:
             self._outgoing += (memoryview(header), memoryview(data))
         self.flush()
 
     def flush(self) -> None:
-        """Send of what is left as much as the pipe takes."""
+        """Send as much of the unsent data as the pipe takes."""
         try:
             while self._outgoing:
                 first = self._outgoing[0]
@@ -76,10 +76,10 @@ class MessagePipe:
             self._outgoing.clear()
 
     def receive(self) -> bytes | bytearray | None:
-        """Return the next message; None as long as a part of it is missing.
+        """Return the next message; None while a part of it is missing.
 
         Raises:
-            NoMessage: somebody else has written into the pipe.
+            NoMessage: other code has written into the pipe.
             EOFError: the other end is closed.
         """
         while True:
@@ -115,7 +115,7 @@ class MessagePipe:
             self._expect(min(size, _FIRST_LOOK), size)
 
     def _make_room(self, size: int) -> None:
-        """For all of a message of which the first bytes are there."""
+        """Make room for the whole message after its first bytes."""
         begun = self._incoming
         self._incoming = bytearray(size)
         self._incoming[: len(begun)] = begun
@@ -125,14 +125,14 @@ class MessagePipe:
 
 
 def report_of(data: bytes | bytearray) -> Report:
-    """What a rank has said.
+    """Return the message of a rank.
 
     Raises:
-        NoMessage: it is none of ours.
+        NoMessage: the data is not one of pdlcheck's messages.
     """
     try:
         message = pickle.loads(data)
-    except Exception as error:  # of bytes that are no pickle, anything
+    except Exception as error:  # bytes that are not a pickle may raise anything
         raise NoMessage(bytes(data)) from error
     if not isinstance(message, Message):
         raise NoMessage(bytes(data))

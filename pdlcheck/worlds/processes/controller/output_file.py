@@ -1,4 +1,4 @@
-"""A file without a name that a rank writes to: of output without end the two ends are kept."""
+"""An unnamed file that a rank writes to; of too much output, only the beginning and the end are kept."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pdlcheck.worlds.processes.exchange.nameless import nameless_file
 
 __all__ = ["BOUND_S", "OutputFile"]
 
-BOUND_S = 0.1  # between two calls of :meth:`OutputFile.bound`
-_MOST = 4 << 20  # bytes that are read as they are
-_END = 1 << 19  # bytes of each end of more than that
-_KEPT = 1 << 20  # bytes that were read and may still take room
+BOUND_S = 0.1  # seconds between two calls of :meth:`OutputFile.bound`
+_MOST = 4 << 20  # bytes of output that are read in full
+_END = 1 << 19  # bytes that are kept of each end of longer output
+_KEPT = 1 << 20  # bytes of output that was read and may still take room
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class OutputFile:
-    """Stdout, stderr or the journal of a rank; reading does not disturb the rank that writes.
+    """The file for stdout, stderr or the journal of a rank; reading does not disturb the rank that writes.
 
     Args:
-        is_whole: nothing may be left out.
+        is_whole: True if no output may be left out.
     """
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self._is_whole = is_whole
         self.fd = nameless_file("pdlcheck output")
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
-        self._read = 0  # up to here
-        self._freed = 0  # up to here the file takes no room
-        self._first = ""  # of output that was too much
-        self._left_out = 0  # bytes after that
+        self._read = 0  # end of the output that was read
+        self._freed = 0  # end of the output whose room was freed
+        self._first = ""  # the beginning of too much output
+        self._left_out = 0  # bytes left out after it
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def take(self) -> str:
-        """Return what was written since the last time."""
+        """Return the text written since the last call."""
         size = os.fstat(self.fd).st_size
         if size == self._read and not self._left_out:
             return ""
@@ -51,7 +51,7 @@ class OutputFile:
         return text
 
     def bound(self) -> None:
-        """Where more was written than anybody reads, keep its two ends, and take no room for what is between."""
+        """Keep the two ends of output that is too long, and free the room of the part between them."""
         self._bound(os.fstat(self.fd).st_size)
 
     def _bound(self, size: int) -> None:
@@ -66,7 +66,7 @@ class OutputFile:
             self._free()
 
     def rewind(self) -> None:
-        """Give back the memory of what was read, while the rank is idle."""
+        """Free the memory of output that was read, while the rank is idle."""
         if self._read > _KEPT and os.fstat(self.fd).st_size == self._read:
             os.ftruncate(self.fd, 0)
             self._read = self._freed = 0
@@ -80,7 +80,7 @@ class OutputFile:
 
     def _free(self) -> None:
         if self._read - self._freed > _KEPT and sys.platform == "linux":
-            with contextlib.suppress(OSError, AttributeError):  # a system that cannot
+            with contextlib.suppress(OSError, AttributeError):  # the system does not support it
                 _punch_hole(self.fd, self._freed, self._read - self._freed)
             self._freed = self._read
 

@@ -1,4 +1,4 @@
-"""Where the processes of a pool come from."""
+"""The protocols of a rank's process, and of the place where it starts."""
 
 from __future__ import annotations
 
@@ -14,83 +14,84 @@ class RankProcess(Protocol):
 
     @property
     def connection(self) -> Connection[Any, Any]:
-        """The controller's end of the rank's pipe."""
+        """Return the controller's end of the rank's pipe."""
 
     @property
     def status(self) -> int:
-        """A descriptor that becomes readable when the process has ended; after :meth:`started`."""
+        """Return a descriptor that becomes readable when the process has ended; valid after :meth:`started`."""
 
     @property
     def exitcode(self) -> int | None:
-        """Minus the signal where one ended it; None as long as :meth:`ended` has not seen the end."""
+        """Return the exit code, or minus the signal; None until :meth:`ended` has seen the end."""
 
     @property
     def went_with(self) -> str:
-        """The process because of whose end it has ended, in words; empty if it ended by itself."""
+        """Return in words the process whose end caused this one; empty if it ended by itself."""
 
     def started(self) -> int:
         """Wait until the process exists; return its pid."""
 
     def has_started(self) -> bool:
-        """Whether the process exists by now."""
+        """Return whether the process exists by now."""
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait for the end of a process that has started."""
+        """Wait for the end of a process that has started; return whether it has ended."""
 
     def is_well(self) -> bool:
-        """True if it is certain that the process runs and that no signal is about to end or stop it."""
+        """Return whether it is certain that the process runs and that no signal is about to end or stop it."""
 
     def is_stopped(self) -> bool:
-        """Whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False where there is no /proc."""
+        """Return whether a signal (SIGSTOP, SIGTSTP) keeps the process from running; False without /proc."""
 
     def waited_for_cores(self) -> float | None:
-        """For how many seconds its threads have waited for a core; None where the system does not tell."""
+        """Return the seconds that its main thread has waited for a core; None if the system does not report them."""
 
     def signal(self, signo: int) -> None:
-        """Send a signal to the process; SIGKILL also reaches what the process has started.
+        """Send a signal to the process; SIGKILL also reaches the processes that it has started.
 
-        ``STACK_SIGNAL`` is not sent to a process that it would end, as the user's code has taken its handler away.
+        ``STACK_SIGNAL`` is not sent if it would end the process, because the user's code has removed its handler.
         """
 
     def output(self) -> tuple[str, str, str]:
-        """Return what was written to stdout, stderr and the journal since the last time."""
+        """Return the text written to stdout, stderr and the journal since the last call."""
 
     def bound_output(self) -> None:
-        """Let what the rank has written take little memory, however much it is; called now and then while it runs."""
+        """Bound the memory that the rank's output takes; called repeatedly while the rank runs."""
 
     def rewind(self) -> None:
-        """Give back the memory of what was read, while the rank is idle."""
+        """Free the memory of output that was read, while the rank is idle."""
 
     def close(self) -> None:
-        """Give back the descriptors."""
+        """Close the descriptors."""
 
 
 class Placement(Protocol):
-    """Starts ranks.
+    """The place where the ranks of a pool are started.
 
     Args:
         host: the address on which rank 0 hosts the store of a pool; rank 0 runs on the controller's machine.
-        environment: the variables that the controller saw when the ranks' surroundings were fixed.
-        shares_memory: all ranks are on the controller's machine.
+        environment: the controller's variables at the moment when the ranks' surroundings were fixed.
+        shares_memory: True if all ranks are on the controller's machine.
     """
 
     host: str
     shares_memory: bool
 
     @property
-    def environment(self) -> Mapping[str, str]: ...
+    def environment(self) -> Mapping[str, str]:
+        """Return the controller's variables at the moment when the ranks' surroundings were fixed."""
 
     def check(self, world_size: int) -> None:
-        """Raise ``WorldTooSmall`` if there is no place for so many ranks."""
+        """Raise ``WorldTooSmall`` if there is no room for ``world_size`` ranks."""
 
     def ranks_here(self, world_size: int) -> int:
-        """How many of so many ranks run on the controller's machine."""
+        """Return how many of ``world_size`` ranks run on the controller's machine."""
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> RankProcess:
-        """Start a rank, and give it what ``main`` of ``rank.py`` wants besides its own pipe and files."""
+        """Start a rank with ``fds``, the descriptors that it needs besides its pipe and files; see ``rank/main.py``."""
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
-        """Environment variables of that rank besides ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``."""
+        """Return the rank's environment variables besides ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``."""
 
     def threads(self, rank: int, world_size: int) -> int:
-        """Threads that a rank may use so that all of a machine's ranks share its cores."""
+        """Return the number of threads for a rank, so that all ranks of a machine share its cores."""

@@ -1,4 +1,4 @@
-"""The processes of one world size, and one call at a time on all of them."""
+"""The rank processes of one world size, and one call at a time on all of them."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from pdlcheck.worlds.processes.exchange.settings import present
 
 __all__ = ["Pool"]
 
-_START_S = 120.0  # a slow disk may take long to import torch, once
-_LEAVE_S = 1.5  # of a rank's own time, see `own_time.py`, and so is the next
+_START_S = 120.0  # the first import of torch may take long on a slow disk
+_LEAVE_S = 1.5  # a rank's own time, see `own_time.py`; so is _ANSWER_S
 _ANSWER_S = 2.0
 _LOOK_S = 0.1
-_LIVE_S = 0.05  # between two looks at what ranks write, where it is shown at once
-_MAX_GROUPS = 32  # each holds threads and a socket to every peer
+_LIVE_S = 0.05  # interval between two reads of the ranks' output, if it is shown live
+_MAX_GROUPS = 32  # each group holds threads and a socket to every peer
 
 
 class Pool:
     """``world_size`` processes with a default group.
 
-    After a failure that may have left something half done ``is_usable`` is False and the processes are gone. Those that
-    are ``to_be_ended`` by their user may be left ``is_spent``: nothing but what tears down runs on them.
+    A failure may leave an operation half done. Then ``is_usable`` is False and the processes are gone. If the user has
+    set ``to_be_ended``, the processes may stay and are ``is_spent``: only teardown code runs on them.
 
     Args:
-        setup: what they have in common.
-        placement: where they are started.
-        templates: whose forks they are, if so.
+        setup: the common settings of the ranks.
+        placement: starts the processes.
+        templates: the templates that fork the processes; None if the placement starts them.
     """
 
     def __init__(self, setup: Setup, placement: Placement, templates: Templates | None = None) -> None:
@@ -62,15 +62,15 @@ class Pool:
             self._surroundings = templates.surroundings
         self._selector = selectors.DefaultSelector()
         self._members: list[Member] = []
-        self._behind: set[int] = set()  # ranks that have not taken all that was sent to them
+        self._behind: set[int] = set()  # ranks that have not read all data that was sent to them
         self._live = False
-        self._bound_at = 0.0  # when what the ranks have written is looked at again
+        self._bound_at = 0.0  # time at which the ranks' output is bounded again
         self._board: Board | None = None
         self.is_usable = True
         self.to_be_ended = self.is_spent = False
-        self.is_worn = False  # of groups that nobody destroyed: replace it when nothing runs on it
-        self.heard: list[bytes] = []  # what ranks warned of in the last call, see `tell`
-        self.lacks_group = False  # the ranks were told to leave theirs
+        self.is_worn = False  # too many groups were not destroyed: replace the pool when no call runs on it
+        self.heard: list[bytes] = []  # the ranks' warnings in the last call, see `tell`
+        self.lacks_group = False  # the ranks have left their default group
         self.begun: object = None  # the key of a call that runs, see `begin`
         try:
             with ExitStack() as stack:
@@ -95,16 +95,16 @@ class Pool:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self._setup.world_size
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks, in rank order."""
+        """Return the process ids of the ranks, in rank order."""
         return [member.pid for member in self._members]
 
     def read_with(self, reader: Callable[[Written], None] | None, *, live: bool = False) -> None:
-        """Give what ranks write to ``reader`` instead of showing it: after each call or, if ``live``, at once."""
+        """Pass the ranks' output to ``reader`` instead of showing it: after each call or, if ``live``, at once."""
         self._live = live and reader is not None
         for member in self._members:
             member.reader = reader
@@ -120,23 +120,24 @@ class Pool:
         debugged: int | None = None,
         ears: Ears | None = None,
     ) -> list[Outcome]:
-        """Send a call to every rank; return how each ended it. See :class:`Call` for the arguments.
+        """Send a call to every rank; return the outcome of each rank. See :class:`Call` for the arguments.
 
-        The rank ``debugged`` is never hurried: after another one's failure it is waited for, for ``timeout_s``.
+        The rank ``debugged`` is never hurried: after a failure of another rank, the pool waits for it up to
+        ``timeout_s``.
         """
         self._send(payload, modules, seed=seed, group=group, ears=ears)
         return self._collect(timeout_s, debugged)
 
     def begin(self, key: object, payload: bytes, modules: Modules, *, seed: int) -> None:
-        """Send a call that is known before its time; until :meth:`end`, nothing else may be sent.
+        """Send a call before its outcomes are wanted; until :meth:`end`, no other call may be sent.
 
-        ``key``: by which whoever comes for the outcomes knows that they are theirs.
+        The caller that asks for the outcomes identifies the call by ``key``.
         """
         self._send(payload, modules, seed=seed, group="kept")
         self.begun = key
 
     def end(self, timeout_s: float) -> list[Outcome]:
-        """Return how the ranks ended the call that was begun."""
+        """Return the outcomes of the call that :meth:`begin` has sent."""
         self.begun = None
         return self._collect(timeout_s)
 
@@ -156,7 +157,7 @@ class Pool:
             data = packed(Call(self._calls, payload, modules, seed, group, changes, ears, present()))
             for member in self._members:
                 member.send_packed(data)
-        except BaseException:  # Ctrl-C, between one rank and the next
+        except BaseException:  # such as Ctrl-C between two ranks
             self.kill()
             raise
 
@@ -169,7 +170,7 @@ class Pool:
             try:
                 if isinstance(error, KeyboardInterrupt):
                     error.add_note(collector.interrupted())
-            finally:  # a second Ctrl-C comes here at once
+            finally:  # this runs also after a second Ctrl-C
                 self.kill()
             raise
         self.heard = collector.heard()
@@ -182,10 +183,10 @@ class Pool:
         return outcomes
 
     def drop_if_lost(self) -> None:
-        """Give up a pool of which a rank ended or was stopped while nothing ran on it; say so on stderr.
+        """Give up an idle pool in which a rank has ended or was stopped; report this on stderr.
 
-        Word of a death takes a moment to arrive, and the next call must not be blamed for it: ranks of which the
-        system does not say that they are well are asked.
+        The report of an end takes a moment to arrive, and the next call must not be blamed for it. So every rank must
+        answer, unless the system reports that all of them are well.
         """
         if not self.is_usable or self.begun is not None or all(member.is_well() for member in self._members):
             return
@@ -219,7 +220,7 @@ class Pool:
         self.kill()
 
     def kill(self) -> None:
-        """End every process at once and give back all descriptors."""
+        """End every process at once, and close all descriptors."""
         self.is_usable, self.begun = False, None
         members, self._members = self._members, []
         self._selector.close()
@@ -230,7 +231,7 @@ class Pool:
         self._give_back(members)
 
     def abandon(self) -> None:
-        """Give back the descriptors in a fork of the controller; the ranks are not its own."""
+        """Close the descriptors in a fork of the controller; the ranks belong to its parent."""
         self.is_usable = False
         members, self._members = self._members, []
         self._selector.close()
@@ -247,7 +248,7 @@ class Pool:
 
     def _share(self, stack: ExitStack) -> int:
         fd = shared_file(self.world_size)
-        stack.callback(os.close, fd)  # the ranks have their own by then
+        stack.callback(os.close, fd)  # by then, the ranks have their own descriptors
         self._board = Board(fd, self.world_size)
         return fd
 
@@ -256,7 +257,7 @@ class Pool:
             self._selector.register(member.connection, selectors.EVENT_READ, member)
             member.send(start_of(self._setup, self._placement, member.rank, port))
         for member in self._members:
-            member.await_start()  # before that, its status pipe does not tell about its end
+            member.await_start()  # before that, the status pipe does not report the end of the process
             self._selector.register(member.status, selectors.EVENT_READ, member)
         waiting = {member.rank for member in self._members}
         until = time.monotonic() + _START_S
@@ -290,7 +291,7 @@ class Pool:
         )
 
     def _wait(self, timeout_s: float) -> list[tuple[Member, Report | Died]]:
-        """Block until something happens; return messages and deaths, those of one rank in order."""
+        """Wait until something happens; return messages and deaths, those of one rank in order."""
         events: list[tuple[Member, Report | Died]] = []
         gone: set[int] = set()
         for member in self._members:
@@ -341,7 +342,7 @@ class Pool:
             self._selector.modify(member.connection, selectors.EVENT_READ, member)
 
     def _with_output(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Attach to failures what their ranks wrote; show what the other ranks wrote."""
+        """Attach the output of failed ranks to their outcomes; show the other ranks' output. A reader replaces both."""
         complete: list[Outcome] = []
         for outcome, member in zip(outcomes, self._members, strict=True):
             out, err = member.output()

@@ -1,4 +1,4 @@
-"""The controller's judgement of watched operations: which may go, which do not fit, when nobody can go on."""
+"""The controller's judgement of watched operations: which ones may go, which ones mismatch, and when ranks deadlock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Referee"]
 
 
 class Referee:
-    """Judges one call on ``world_size`` ranks.
+    """The judge of one call on ``world_size`` ranks.
 
-    A rank waits when its only thread that communicates does. If every rank that has not ended waits for an
-    operation that is not granted, nothing can ever arrive that grants one: a deadlock, found exactly.
+    A rank waits when its only communicating thread waits. If every rank that has not ended waits for an operation that
+    is not granted, no message can arrive that would grant one. This is a deadlock, found exactly.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -26,14 +26,14 @@ class Referee:
         self._last: dict[int, Signature] = {}
         self._callers = Callers()
         self._asked: set[tuple[int, int]] = set()
-        self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # of which no rank has asked, and none need
+        self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # matched; no rank has asked, or must
         self._ended: set[int] = set()
         self._unwatched = False
-        self.hesitates = False  # ranks do not fit, and others may have something to say to it
+        self.hesitates = False  # ranks mismatch, and other ranks may still add information
 
     def saw(self, rank: int, signature: Any) -> None:
-        """Note what a rank posted, for reports."""
-        if signature.where:  # else the world's own
+        """Record a posted operation for reports."""
+        if signature.where:  # without a line, it is the world's own operation
             self._last[rank] = signature
             self._callers.note(signature)
 
@@ -41,7 +41,8 @@ class Referee:
         """Take an announcement; return the grants that it completes, if one of their ranks has asked.
 
         Raises:
-            CollectiveMismatch: the operation does not fit what other ranks have announced, and all of them have.
+            CollectiveMismatch: the operation does not match those of the other ranks, and all of them have announced
+                theirs.
         """
         self._waiting.pop(rank, None)
         self._open[rank, operation] = signature
@@ -63,9 +64,9 @@ class Referee:
         return []
 
     def asks(self, rank: int, operation: int) -> list[tuple[int, Grant]]:
-        """Note that a rank goes on with an operation when it is granted; return the grants of all ranks if it is.
+        """Record that a rank goes on with an operation when it is granted; return the grants of all ranks if it is.
 
-        Some of them may be about something else, and not look whether it goes.
+        Some of the ranks may do something else, and not check whether the operation goes.
         """
         self._asked.add((rank, operation))
         pending = self._granted.get((rank, operation), [])
@@ -74,16 +75,16 @@ class Referee:
         return grants
 
     def forget(self, rank: int, below: int) -> None:
-        """Nothing more will be asked about the operations of this rank below a number."""
+        """Forget the operations of this rank below a number, because no rank will ask about them."""
         self._granted = {key: grants for key, grants in self._granted.items() if key[0] != rank or key[1] >= below}
         self._asked = {key for key in self._asked if key[0] != rank or key[1] >= below}
 
     def waits(self, rank: int, operation: int) -> None:
-        """Note that a rank waits.
+        """Record that a rank waits.
 
         Raises:
-            Deadlock: all ranks do.
-            CollectiveMismatch: the same, and some of them do not fit.
+            Deadlock: all ranks wait.
+            CollectiveMismatch: all ranks wait, and some of their operations mismatch.
         """
         signature = self._open.get((rank, operation))
         if signature is not None:  # else the grant is under way
@@ -92,37 +93,38 @@ class Referee:
 
     @property
     def has_open(self) -> bool:
-        """Whether some rank has announced an operation that is not complete."""
+        """Return whether a rank has announced an operation that is not granted."""
         return bool(self._open)
 
     def unwatch(self) -> None:
-        """Several threads of a rank communicate: waits prove nothing any more."""
+        """Stop looking for deadlocks: several threads of a rank communicate, so waits prove nothing."""
         self._unwatched = True
 
     def ended(self, rank: int) -> None:
-        """Note that a rank has returned.
+        """Record that a rank has returned.
 
         Raises:
-            Deadlock: all the others wait.
+            Deadlock: all the other ranks wait.
+            CollectiveMismatch: all the other ranks wait, and some of their operations mismatch.
         """
         self._ended.add(rank)
-        self._waiting.pop(rank, None)  # it has seen on the board that it could go on
+        self._waiting.pop(rank, None)  # it has seen on the board that it may go on
         self._check()
 
     def waits_in(self, rank: int) -> str:
-        """What a rank waits for; empty if it does not."""
+        """Return the operation that a rank waits in, in words; empty if it does not wait."""
         signature = self._waiting.get(rank)
         return f"in {signature}" if signature is not None else ""
 
     def last_operation(self, rank: int) -> str:
-        """What a rank announced last; empty if nothing."""
+        """Return the operation that a rank announced last, in words; empty if there is none."""
         return self._callers.told(self._last[rank]) if rank in self._last else ""
 
     def speak(self) -> None:
-        """Hesitate no longer.
+        """Stop hesitating.
 
         Raises:
-            CollectiveMismatch: ranks do not fit.
+            CollectiveMismatch: the operations of ranks mismatch.
         """
         if error := self._matcher.verdict():
             raise error

@@ -1,4 +1,4 @@
-"""What the ranks of a pool have in common, and what each of them is told first."""
+"""The common settings of a pool's ranks, and the first message to each rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Setup", "start_of"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the ranks of a pool have in common."""
+    """The common settings of a pool's ranks."""
 
     world_size: int
     backend: str
-    threads: int | None  # None: what the placement finds fitting
+    threads: int | None  # None: the placement decides
     watch: bool
     take_turns: bool
     device: str
@@ -26,7 +26,7 @@ class Setup:
 
 
 def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
-    """The first message to a rank whose pool has its store at ``port``."""
+    """Return the first message to a rank whose pool has its store at ``port``."""
     variables = {
         **placement.variables(rank, setup.world_size),
         INSIDE: "1",

@@ -1,4 +1,4 @@
-"""The errors that only the controller can tell: a rank that died, ranks that did not finish."""
+"""The errors that only the controller can make: for a rank that died, and for ranks that did not finish."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
 _LINES = 40
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _DUMP = re.compile(r"^.*\(most recent call first\):\n(?P<frames>(?:  .*\n?)+)", re.MULTILINE)
-_LIBRARIES = re.compile(r"\n*^Extension modules: .*\(total: \d+\)$", re.MULTILINE)  # the end of a dump at a crash
+_LIBRARIES = re.compile(r"\n*^Extension modules: .*\(total: \d+\)$", re.MULTILINE)  # the end of a crash dump
 
 
 def rank_died(rank: int, died: Died, last_operation: str, stderr: str) -> RankDied:
@@ -35,8 +35,9 @@ def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[in
     """Make the error for ranks that are still busy after ``timeout_s``.
 
     Args:
+        timeout_s: the time limit of the call.
         states: rank -> where it is or how it ended, for every rank.
-        stacks: rank -> its Python stack, for those that did not finish; None for one that tells nothing.
+        stacks: rank -> its Python stack, for the ranks that did not finish; None for a stack without information.
     """
     known = {rank: stack.rstrip() for rank, stack in sorted(stacks.items()) if stack is not None}
     head = f"no result within {timeout_s:g} s from {who([sorted(stacks)])} of {len(states)}"
@@ -50,7 +51,12 @@ def rank_timeout(timeout_s: float, states: Mapping[int, str], stacks: Mapping[in
 
 
 def rank_interrupt(states: Mapping[int, str], late: Iterable[int]) -> str:
-    """In words, where ranks are when Ctrl-C ends them; ``states`` as above, ``late`` are those that have not ended."""
+    """Return in words where the ranks are when Ctrl-C ends them.
+
+    Args:
+        states: as for :func:`rank_timeout`.
+        late: the ranks that have not ended.
+    """
     return "\n  ".join(
         [f"interrupted before {who([sorted(late)])} of {len(states)} had ended", *in_common(_by_rank(states))]
     )
@@ -61,7 +67,7 @@ def _by_rank(states: Mapping[int, str]) -> dict[int, str]:
 
 
 def take_stack(stderr: str) -> tuple[str, str]:
-    """Split what a rank wrote, which ends with faulthandler's dump, into the rest and the stack, innermost last."""
+    """Split off faulthandler's dump at the end of a rank's stderr; return the rest and the stack, innermost last."""
     found = list(_DUMP.finditer(stderr))
     if not found:
         return stderr, ""
@@ -70,7 +76,7 @@ def take_stack(stderr: str) -> tuple[str, str]:
 
 
 def _without_machinery(stderr: str) -> str:
-    """What a rank wrote, with faulthandler's dumps cut to what leads from the user's test to the end."""
+    """Return a rank's stderr with faulthandler's dumps cut to the calls from the user's test to the end."""
 
     def cut(dump: re.Match[str]) -> str:
         head, _, _ = dump[0].partition("\n")
@@ -80,7 +86,7 @@ def _without_machinery(stderr: str) -> str:
 
 
 def _users(frames: Sequence[str]) -> Sequence[str]:
-    """Frames of the user and of the libraries that the user calls; all, where a rank died outside of these."""
+    """Return the frames of the user and of the libraries that the user calls; all frames if there are none of these."""
     chosen = [line for line in frames if not ((frame := _FRAME.match(line)) and is_machinery(frame[1]))]
     return chosen or frames
 

@@ -1,4 +1,4 @@
-"""What the controller's code sees around it: import path, arguments of the command, current directory, environment."""
+"""The surroundings of the controller's code: import path, command arguments, current directory, environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Surroundings", "import_path"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The controller's at one moment; those that ranks were told of last."""
+    """The controller's surroundings at one moment; a pool keeps those that its ranks have adopted last."""
 
     path: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -25,7 +25,7 @@ class Surroundings:
     environment: Mapping[str, str]
 
     def changes(self) -> tuple[Changes, Surroundings]:
-        """Compare with the present; return what changed, and the present."""
+        """Compare with the present surroundings; return the changes, and the present surroundings."""
         now = _here()
         same = now.environment is self.environment
         changes = Changes(
@@ -41,15 +41,15 @@ class Surroundings:
 def _here() -> Surroundings:
     try:
         directory = getcwd()
-    except FileNotFoundError:  # it was deleted; the ranks stay where they are
+    except FileNotFoundError:  # the directory was deleted; the ranks stay where they are
         directory = None
     return Surroundings(import_path(), tuple(map(str, sys.argv)), directory, _environment())
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment; the same object for as long as nothing changes. Decoding all of it takes a while."""
+    """Return the environment. It is the same object while nothing changes, because decoding all of it takes time."""
     global _decoded
-    encoded = getattr(os.environ, "_data", None)  # what os.environ decodes at every access
+    encoded = getattr(os.environ, "_data", None)  # os.environ decodes these at every access
     if encoded is None:
         return dict(os.environ)
     known, decoded = _decoded
@@ -69,7 +69,7 @@ _decoded: tuple[dict[Any, Any], Mapping[str, str]] = {}, {}
 
 
 def import_path() -> tuple[str, ...]:
-    """``sys.path`` as it means the same in another directory; entries that name no file belong to path hooks."""
+    """Return ``sys.path`` in a form that is valid in every directory. Path hooks own the entries that name no file."""
     return tuple(
         entry if _is_whole(entry) or not os.path.exists(entry or ".") else os.path.abspath(entry) for entry in sys.path
     )
@@ -77,5 +77,5 @@ def import_path() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _is_whole(entry: str) -> bool:
-    """The file system need not be asked: this path is its own absolute path."""
+    """Return whether this path is its own absolute path, so that the file system need not be asked."""
     return os.path.isabs(entry) and os.path.abspath(entry) == entry

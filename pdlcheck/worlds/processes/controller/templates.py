@@ -1,4 +1,4 @@
-"""The controller's side of templates: processes that have done what fresh ranks would do first, and fork these."""
+"""The controller's side of templates: processes that do the first work of fresh ranks once, and then fork them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pdlcheck.worlds.processes.exchange.payload import dump_call
 __all__ = ["Beginning", "KeptTemplates", "Templates"]
 
 _LEAVE_S = 1.5
-_EVENTS = {False: selectors.EVENT_READ, True: selectors.EVENT_READ | selectors.EVENT_WRITE}  # by what is still to send
+_EVENTS = {False: selectors.EVENT_READ, True: selectors.EVENT_READ | selectors.EVENT_WRITE}  # key: there is unsent data
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What every fresh rank would do first, and need not do itself: ``fn(*args)``; the same for an equal ``key``."""
+    """The first work of every fresh rank, ``fn(*args)``, which a template can do for it; equal ``key``, equal work."""
 
     key: object
     fn: Callable[..., Any]
@@ -39,15 +39,15 @@ class Beginning:
 class Templates:
     """One template for each rank of a world size.
 
-    Pools that are forked from them have their store at the same port, one after the other: what is read from the
-    environment when a template is made is right in every rank.
+    Pools that are forked from them have their store at the same port, one after the other. So the environment that a
+    template reads when it is made is right in every rank.
 
     Args:
-        setup: of the pools.
+        setup: the setup of the pools.
         placement: forks the templates.
-        calls: what is called in each, the last one user code.
-        seed: of the random streams.
-        timeout_s: for the calls.
+        calls: the functions to call in each template; the last one is user code.
+        seed: the seed of the random streams.
+        timeout_s: the time limit of the calls.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Templates:
 
     @property
     def are_well(self) -> bool:
-        """False as soon as one of them has ended or is stopped."""
+        """Return False as soon as one of the templates has ended or is stopped."""
         return all(process.is_well() for process in self._processes) and not any(
             forker.hung_up for forker in self._forkers
         )
 
     @property
     def pids(self) -> list[int]:
-        """Of the templates, in rank order."""
+        """Return the process ids of the templates, in rank order."""
         return [process.started() for process in self._processes]
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
-        """See ``Placement``."""
+        """Fork a rank from its template; see ``Placement``."""
         return fork(self._forkers[rank], fds)
 
     def close(self) -> None:
-        """Let them end."""
+        """Let the templates end by themselves; kill those that do not."""
         self._give_back_ends()
         until = time.monotonic() + _LEAVE_S
         for process in self._processes:
@@ -111,7 +111,7 @@ class Templates:
         self.kill()
 
     def kill(self) -> None:
-        """End them at once, with all that they have forked, and give back all descriptors."""
+        """End the templates and all their forks at once, and close all descriptors."""
         self._give_back_ends()
         for process in self._processes:
             process.signal(SIGKILL)
@@ -122,7 +122,7 @@ class Templates:
         self.abandon()
 
     def abandon(self) -> None:
-        """Give back the descriptors in a fork of the controller; the templates are not its own."""
+        """Close the descriptors in a fork of the controller; the templates belong to its parent."""
         self._give_back_ends()
         processes, self._processes = self._processes, []
         for process in processes:
@@ -138,7 +138,7 @@ class Templates:
 
 
 def _all_are_fit(pipes: Mapping[int, MessagePipe], processes: Sequence[LocalProcess], until: float) -> bool:
-    """Whether all of them have prepared themselves by then; each is heard, so that none is cut off in the midst."""
+    """Return whether all templates have prepared themselves by then; wait for each of them, so that none is cut off."""
     fit = True
     with selectors.DefaultSelector() as selector:
         for rank, pipe in pipes.items():
@@ -164,7 +164,7 @@ def _all_are_fit(pipes: Mapping[int, MessagePipe], processes: Sequence[LocalProc
 
 
 class KeptTemplates:
-    """Those of a world: of one beginning at a time, for each world size that was asked for."""
+    """The templates of a world: those of one beginning at a time, for each world size that was requested."""
 
     def __init__(self) -> None:
         self._key: object = None
@@ -172,7 +172,7 @@ class KeptTemplates:
         self._unfit: set[tuple[object, int]] = set()
 
     def get(self, key: object, world_size: int, make: Callable[[], Templates]) -> Templates | None:
-        """Those of this key, made if need be; None where ranks cannot be forked from them."""
+        """Return the templates of this key, made if needed; None if ranks cannot be forked from them."""
         if key != self._key:
             self.close()
             self._key = key
@@ -191,12 +191,12 @@ class KeptTemplates:
         return found
 
     def drop(self, templates: Templates) -> None:
-        """They did not fork: they are of no use any more."""
+        """Drop and end templates that could not fork."""
         self._kept = {size: kept for size, kept in self._kept.items() if kept is not templates}
         templates.kill()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all templates."""
         kept, self._kept = self._kept, {}
         for templates in kept.values():
             templates.close()

@@ -1,1 +1,1 @@
-"""What goes between controller and ranks."""
+"""The data that the controller and the ranks exchange."""

@@ -1,11 +1,12 @@
-"""Memory that the ranks of one machine share with the controller: what each rank has posted, for all to see.
+"""Memory that the ranks of one machine share with the controller; in it, each rank publishes its operations.
 
-Most operations fit together. Their ranks see that here and go on at once; the controller, to which an announcement is
-a round trip, reads of them later, and judges only what does not fit or does not come.
+Most operations match. Their ranks see this on the board and launch them at once, because an announcement to the
+controller costs a round trip. The controller reads the operations later. It judges only those that do not match or do
+not come.
 
-Each rank has a row of words, one word an operation: a digest of the call and, in the lowest bits, how far the rank
-has got. Each rank also has a log of what it posted, a ring that the controller empties. A rank writes its own row and
-log only, the controller how far it has read.
+Each rank has a row of words, one word for each operation: a digest of the call and, in the lowest bits, the rank's
+progress. Each rank also has a log of its operations, a ring that the controller empties. A rank writes only its own row
+and log. The controller writes only how far it has read.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from pdlcheck.worlds.processes.exchange.nameless import nameless_file
 
 __all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "SpoiledBoard", "digest_of", "place_of", "shared_file"]
 
-ABSENT = 0  # not there yet, or no longer
-POSTED = 1  # there, and about something else
-WAITS = 2  # there, and looks for the others
-ASKS = 3  # has turned to the controller
-GOES = 4  # has seen that all others are there
+ABSENT = 0  # not posted yet, or withdrawn
+POSTED = 1  # posted, while the rank does something else
+WAITS = 2  # posted, and the rank looks for the others
+ASKS = 3  # posted, and the rank has asked the controller
+GOES = 4  # the rank has seen that all others have posted it
 _STATE = 7
-_CALLS = 0xFF << 3  # the bits of a digest that tell its call
+_CALLS = 0xFF << 3  # the bits of a digest that identify its call
 _WORD = 8
-_WORDS = 1 << 16  # in a row; an older operation gives way to a newer one in its place, which is rare
-_LOG = 1 << 18  # bytes of a log, its head included
-# of a log: how many bytes were written and read, the call that they are about, see `open_to_all`; whether an operation
-# of the call that goes has had its word taken by another one
+_WORDS = 1 << 16  # words in a row; rarely, a newer operation takes the word of an older one
+_LOG = 1 << 18  # bytes of a log, including its head
+# The head of a log: the bytes written and read, the call of its entries, the flag of `open_to_all`, and whether an
+# operation of this call in the state GOES has lost its word to another one.
 _HEAD = 5 * _WORD
 _WRITTEN, _READ, _CALL, _OPEN, _COVERED = range(5)
 _ROOM = _LOG - _HEAD
 
 
 class SpoiledBoard(RuntimeError):
-    """Something else was written into the memory that ranks share."""
+    """The error for shared memory that other code has overwritten."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(
@@ -54,7 +55,7 @@ class Board:
     """One view of the shared memory.
 
     Args:
-        fd: as :func:`shared_file` gives it.
+        fd: the descriptor that :func:`shared_file` returns.
         world_size: number of ranks.
     """
 
@@ -72,26 +73,27 @@ class Board:
     # -- the row of a rank -------------------------------------------------------------------------
 
     def say(self, rank: int, digest: int, state: int) -> int:
-        """Write how far ``rank`` has got with the operation of this digest.
+        """Write the progress of ``rank`` with the operation of this digest.
 
-        Return the digest of the operation that gives way, of which nobody sees any more how far it has got; 0 if none.
+        Returns:
+            The digest of the operation that loses its word and is no longer visible; 0 if there is none.
         """
         row, place = self._rows[rank], place_of(digest)
         word = row[place]
         before = word & ~_STATE
         if before != digest and word & _STATE == GOES and word & _CALLS == digest & _CALLS:
-            self._heads[rank][_COVERED] = 1  # first, for whoever looks at this moment
+            self._heads[rank][_COVERED] = 1  # first, because another rank may look at this moment
         row[place] = digest | state
         return before if before != digest else 0
 
     def states(self, ranks: Sequence[int], digest: int) -> list[int]:
-        """How far each of these ranks has got with it; ``ABSENT`` also for one that posted something else."""
+        """Return the progress of each of these ranks with the operation; ``ABSENT`` also if another has its word."""
         place, rows = place_of(digest), self._rows
         words = [rows[rank][place] for rank in ranks]
         return [word & _STATE if word & ~_STATE == digest else ABSENT for word in words]
 
     def may_have_gone(self, ranks: Sequence[int], digest: int) -> bool:
-        """Whether one of these ranks goes with it, or may have said so before another operation took the word."""
+        """Return whether one of these ranks is in the state ``GOES``, or may have been before it lost the word."""
         for rank in ranks:
             word = self._rows[rank][place_of(digest)]
             if word & ~_STATE == digest:
@@ -102,23 +104,23 @@ class Board:
         return False
 
     def open_to_all(self, rank: int) -> None:
-        """``rank`` has a receive from anybody: only the controller can tell which message is whose."""
+        """Record that ``rank`` has a receive from any source: only the controller can match its messages."""
         self._heads[rank][_OPEN] = 1
 
     def is_open_to_all(self, rank: int) -> bool:
-        """Whether it has said so in the present call."""
+        """Return whether the rank has called :meth:`open_to_all` in the present call."""
         return bool(self._heads[rank][_OPEN])
 
     # -- the log of a rank -------------------------------------------------------------------------
 
     def clear(self, rank: int, call: int) -> None:
-        """Forget what the rank has logged; what comes is about this call."""
+        """Delete the log of the rank; later entries belong to this call."""
         head = self._heads[rank]
         head[_WRITTEN] = head[_READ] = head[_OPEN] = head[_COVERED] = 0
         head[_CALL] = call
 
     def log(self, rank: int, entry: Any) -> int | None:
-        """Add an entry; return how many times half of the log has been filled, None where there is no room."""
+        """Add an entry; return how many halves of the log have been filled, None if there is no room."""
         data = pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
         head, log, size = self._heads[rank], self._logs[rank], len(data)
         written = head[_WRITTEN]
@@ -133,12 +135,13 @@ class Board:
         return (written + size) // (_ROOM // 2)
 
     def take(self, rank: int, call: int) -> list[Any]:
-        """Read the entries since the last time, which makes room for others.
+        """Read the entries since the last call of this method, which makes room for others.
 
-        There are none while the rank has not begun this call: what is there may give way to new ones at any moment.
+        There are none while the rank has not begun this call, because new entries may replace the old ones at any
+        moment.
 
         Raises:
-            SpoiledBoard: what is there is none of them.
+            SpoiledBoard: the memory does not hold entries.
         """
         head, log = self._heads[rank], self._logs[rank]
         if head[_CALL] != call:
@@ -153,29 +156,29 @@ class Board:
         try:
             while entries.tell() < size:
                 taken.append(pickle.load(entries))
-        except Exception as error:  # of bytes that are no pickle, anything
+        except Exception as error:  # bytes that are not a pickle may raise anything
             raise SpoiledBoard(rank) from error
         head[_READ] = written
         return taken
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         for view in self._views:
             view.release()
         self._memory.close()
 
 
 def digest_of(call: int, what: object) -> int:
-    """A number for an operation that is equal on ranks that mean the same.
+    """Return a number for an operation, which is equal on ranks that post the same operation.
 
-    Ranks have hash seeds of their own, so ``hash`` would differ between them; the ``repr`` of ``what`` does not.
+    Ranks have different hash seeds, so ``hash`` would differ between them. The ``repr`` of ``what`` does not.
     """
     number = int.from_bytes(blake2b(repr((call, what)).encode(), digest_size=8).digest(), "little")
     return (number << 11 | call << 3 & _CALLS) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def place_of(digest: int) -> int:
-    """Which word of a row tells of it."""
+    """Return the index of the word for this digest in a row."""
     return (digest >> 11) % _WORDS
 
 

@@ -1,8 +1,8 @@
-"""Warnings of ranks: what the controller's filters say holds there, and who records in the controller hears them.
+"""Warnings of ranks: the controller's filters hold in the ranks, and its recorders get the ranks' warnings.
 
-So ``-W error``, ``filterwarnings``, ``pytest.warns`` and ``recwarn`` mean on processes what they mean on simulated
-ranks. Where nobody records, a rank writes its warnings to its stderr, as any process; so does one whose function fails.
-What a rank has recorded that dies is lost.
+So ``-W error``, ``filterwarnings``, ``pytest.warns`` and ``recwarn`` mean the same on processes and on simulated ranks.
+Without a recorder, a rank writes its warnings to its stderr, as any process does. So does a rank whose function fails.
+The recorded warnings of a rank that dies are lost.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import cloudpickle  # type: ignore[import-untyped]
 
 __all__ = ["Ears", "hearing", "present_ears", "tell"]
 
-Ears = tuple[bytes, bool]  # the filters of the controller, and whether somebody records
+Ears = tuple[bytes, bool]  # the controller's filters, and whether its warnings are recorded
 
-_warnings = vars(warnings)  # ``_showwarnmsg_impl``, by which catch_warnings records, has no public name
+_warnings = vars(warnings)  # ``catch_warnings`` records through ``_showwarnmsg_impl``, which has no public name
 _sent: tuple[Sequence[Any], bytes] = (), b""
 _received: tuple[bytes, list[Any]] = b"", []
-_registries: dict[str, dict[Any, Any]] = {}  # of warnings that were shown, by file
+_registries: dict[str, dict[Any, Any]] = {}  # the registries of shown warnings, by file
 
 
 def present_ears() -> Ears:
-    """What holds in the controller now."""
+    """Return the controller's present filters, and whether its warnings are recorded."""
     global _sent
     if warnings.filters != _sent[0]:
         _sent = list(warnings.filters), pickle.dumps([data for one in warnings.filters if (data := _dumped(one))])
-    recorded = not isinstance(_warnings["_showwarnmsg_impl"], FunctionType)  # but the method of a list
+    recorded = not isinstance(_warnings["_showwarnmsg_impl"], FunctionType)  # a recorder puts a list's method there
     return _sent[1], recorded or warnings.showwarning is not _warnings.get("_showwarning_orig")
 
 
 @contextmanager
 def hearing(ears: Ears | None) -> Iterator[Callable[[], bytes]]:
-    """In a rank, around the user's function: gives what returns what was warned of, for :func:`tell`."""
+    """Apply ``ears`` around the user's function, in a rank; yield a function that returns its warnings for `tell`."""
     if ears is None:
         yield bytes
         return
@@ -47,7 +47,7 @@ def hearing(ears: Ears | None) -> Iterator[Callable[[], bytes]]:
     failed = True
     try:
         with warnings.catch_warnings(record=records) as recorded:
-            warnings.resetwarnings()  # Python forgets what it has shown
+            warnings.resetwarnings()  # makes Python forget which warnings it has shown
             warnings.filters[:] = _filters(data)  # type: ignore[index]  # a list, in catch_warnings
             yield lambda: _packed(recorded or [])
             failed = False
@@ -58,22 +58,22 @@ def hearing(ears: Ears | None) -> Iterator[Callable[[], bytes]]:
 
 
 def tell(heard: Sequence[bytes]) -> None:
-    """In the controller: warn of what ranks were warned of, as often as its filters show equal ones."""
+    """Issue the ranks' warnings in the controller, as often as its filters show equal ones."""
     for data in heard:
         for one in pickle.loads(data) if data else ():
             try:
                 message, filename, lineno = pickle.loads(one)
-            except Exception:  # its class is not there, or refuses
+            except Exception:  # its class cannot be imported or unpickled
                 continue
             registry = _registries.setdefault(filename, {})
             try:
                 warnings.warn_explicit(message, type(message), filename, lineno, registry=registry)
-            except Warning:  # the function has filters of its own, by which it is no error
+            except Warning:  # the function has its own filters, by which it is no error
                 warnings.showwarning(message, type(message), filename, lineno)
 
 
 def _packed(heard: Sequence[warnings.WarningMessage]) -> bytes:
-    """Empty if nothing was heard."""
+    """Return the warnings as bytes; empty if there are none."""
     return pickle.dumps([_dumped_message(one) for one in heard]) if heard else b""
 
 
@@ -84,7 +84,7 @@ def _dumped_message(one: warnings.WarningMessage) -> bytes:
 
 
 def _dumped(value: Any) -> bytes:
-    """Empty if it cannot travel."""
+    """Return the value as bytes; empty if it cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(value)
         return data
@@ -102,6 +102,6 @@ def _filters(data: bytes) -> list[Any]:
 def _filter(data: bytes) -> Any:
     try:
         return pickle.loads(data)
-    except Exception as error:  # of a category that no rank can import none can be warned of
+    except Exception as error:  # a rank that cannot import a category cannot issue its warnings
         print(f"pdlcheck: a filter of warnings is left out: {type(error).__name__}: {error}", file=sys.stderr)
         return None

@@ -1,6 +1,6 @@
-"""A rank's third stream besides stdout and stderr: what the rank's software notes for the controller's.
+"""A rank's third stream besides stdout and stderr: notes of the rank's software for the controller's software.
 
-It is a file that the controller holds, as those two are, so that the notes of a rank that hangs or dies are not lost.
+It is a file that the controller holds, like stdout and stderr. So the notes of a rank that hangs or dies are not lost.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _fd: int | None = None
 
 
 def open_journal(fd: int) -> None:
-    """In a rank, when it starts: notes go to this descriptor."""
+    """Write this rank's notes to the descriptor; called when the rank starts."""
     global _fd
     _fd = fd
 
 
 def note(kind: str, value: Any) -> None:
-    """Leave a note with the controller; outside a rank nobody reads it. What JSON lacks becomes its ``str``."""
+    """Leave a note for the controller; do nothing outside a rank. A value that JSON lacks becomes its ``str``."""
     if _fd is not None:
         try:
             text = json.dumps([kind, value], default=str)
@@ -31,7 +31,7 @@ def note(kind: str, value: Any) -> None:
 
 
 def notes(journal: str) -> list[tuple[str, Any]]:
-    """Read the lines of a journal, in the order in which they were written."""
+    """Return the notes in a journal, in the order in which they were written."""
     found = []
     for line in journal.splitlines():
         try:

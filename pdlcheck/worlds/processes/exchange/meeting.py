@@ -1,4 +1,4 @@
-"""How the ranks of one operation recognise each other on the board."""
+"""The meeting of an operation's ranks on the board."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Meeting", "Meetings"]
 
 
 class Meeting(NamedTuple):
-    """Where an operation is on the board, and the ranks that have to be there as well.
+    """The place of an operation on the board, and the ranks that must be there as well.
 
     Args:
-        digest: equal on ranks whose operations go together; 0 where the controller has to compare more than this.
-        place: equal on ranks whose operations meet, whether or not they go together.
+        digest: equal on ranks whose operations match; 0 if the controller must compare more than the digest.
+        place: equal on ranks whose operations meet, whether or not they match.
         others: global ranks.
     """
 
@@ -28,18 +28,18 @@ class Meeting(NamedTuple):
 class Meetings:
     """The operations of one rank in one call.
 
-    Two ranks get the same digest only if the controller would let their operations go together: signatures that must
-    agree do, and so do the names of the tensors, which tell the order of equal calls. A message is known by its number
-    among those of the same sender, receiver and tag.
+    Two ranks get the same digest only if the controller would match their operations. So their signatures agree where
+    they must, and so do the names of the tensors, which identify the order of equal calls. A message is identified by
+    its number among those of the same sender, receiver and tag.
     """
 
     def __init__(self, call: int) -> None:
         self._call = call
         self._messages: Counter[object] = Counter()
-        self._open_to_all: set[str] = set()  # groups with a receive from any source: only the controller can tell
+        self._open_to_all: set[str] = set()  # groups with a receive from any source: only the controller can match
 
     def of(self, signature: Signature) -> Meeting | None:
-        """None where what meets depends on more than the operation itself."""
+        """Return the meeting of an operation; None if it depends on more than the operation itself."""
         s = signature
         if s.is_p2p:
             return self._message(s)

@@ -1,8 +1,7 @@
-"""What the controller and a rank say to each other through the rank's pipe.
+"""The messages between the controller and a rank, through the rank's pipe.
 
-``call`` numbers the calls of a pool, so that a late message of an earlier call is recognised. What belongs
-to the user (functions, arguments, results, exceptions) travels as bytes inside a message: reading a message
-imports nothing.
+``call`` numbers the calls of a pool, so that a late message of an earlier call is recognised. User data (functions,
+arguments, results, exceptions) travels as bytes inside a message, so reading a message imports nothing.
 """
 
 from __future__ import annotations
@@ -56,12 +55,15 @@ def put(connection: Connection[Any, Any], message: Any) -> None:
 
 
 def packed(message: Any) -> bytes:
-    """A message as ``recv`` reads it."""
+    """Return a message as the bytes that ``recv`` reads."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
 class Message:
-    """Pickled as the class and its values: a dataclass would look its fields up each time."""
+    """The base class of messages.
+
+    A message is pickled as its class and its values, because a dataclass would look up its fields each time.
+    """
 
     __slots__: tuple[str, ...] = ()
 
@@ -74,12 +76,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """The first message: who the rank is.
+    """The first message: the place and the settings of the rank.
 
-    Rank 0 hosts the store at ``host`` and ``port``; ``variables`` are the rank's own environment variables;
-    ``device`` is ``cpu`` or ``cuda``; ``board``: the ranks share memory, see ``board.py``.
-    ``take_turns``: see ``taking_turns.py``. ``comm_wrappers``: modules whose callers reports show. ``cuda_as_cpu``:
-    CUDA code runs on the CPU.
+    Rank 0 hosts the store at ``host`` and ``port``. ``variables`` are the rank's own environment variables. ``device``
+    is ``cpu`` or ``cuda``. ``board`` is True if the ranks share memory, see ``board.py``. ``take_turns`` is explained
+    in ``taking_turns.py``. ``comm_wrappers`` are modules whose callers reports show. ``cuda_as_cpu`` is True if CUDA
+    code runs on the CPU.
     """
 
     rank: int
@@ -99,9 +101,10 @@ class Start(Message):
 
 @dataclass(frozen=True, slots=True)
 class Prepare(Message):
-    """The only message to a template: be what ``start`` says, but for its group, and call these functions.
+    """The only message to a template: take the place that ``start`` describes, without a group, and call ``calls``.
 
-    Each of ``calls`` is (fn, args, kwargs), the last one user code; the random streams start from ``seed`` before each.
+    Each of ``calls`` is (fn, args, kwargs); the last one is user code. The random streams start from ``seed`` before
+    each of them.
     """
 
     start: Start
@@ -112,9 +115,9 @@ class Prepare(Message):
 
 @dataclass(frozen=True, slots=True)
 class Changes(Message):
-    """What has changed around the controller's code since the last call, to change around the rank's.
+    """The changes of the controller's surroundings since the last call, which the rank adopts.
 
-    Only changes are sent: what the rank's own code did to its surroundings stays.
+    Only changes are sent, so the rank's own changes of its surroundings stay.
     """
 
     path: tuple[str, ...] | None = None
@@ -126,11 +129,14 @@ class Changes(Message):
 
 @dataclass(frozen=True, slots=True)
 class Call(Message):
-    """Call a function. ``payload`` is (fn, args, kwargs); ``modules``: names and files of modules to import before.
+    """A request to call a function.
 
-    With a ``seed``, the rank first takes the ``settings``, in place of what earlier calls have left, and seeds its
-    random streams. The default ``group`` is the one that is there, or a new one, after the rank has left its groups, or
-    none, in this call and those that follow. ``ears``: what becomes of its warnings, see ``heard.py``.
+    ``payload`` is (fn, args, kwargs). ``modules`` are the names and files of modules to import before.
+
+    With a ``seed``, the rank first replaces the settings that earlier calls left by ``settings``, and seeds its random
+    streams. ``group`` selects the default group for this call and those that follow: ``kept``, the present one;
+    ``new``, a new one after the rank has left its groups; ``none``, no group. ``ears`` controls the warnings, see
+    ``heard.py``.
     """
 
     call: int
@@ -145,28 +151,28 @@ class Call(Message):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Message):
-    """Another rank has failed: come to an end."""
+    """A request to end the call, because another rank has failed."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class WhereAreYou(Message):
-    """Send a :class:`Stack`."""
+    """A request for a :class:`Stack`."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class AreYouThere(Message):
-    """Send a :class:`Here`."""
+    """A request for a :class:`Here`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant(Message):
-    """Every member has announced a fitting operation: make the call on the real group.
+    """The permission to call the real group, because every member has announced a matching operation.
 
-    ``source``: of a message, the rank that it comes from.
+    ``source`` is the rank that a message comes from.
     """
 
     operation: int
@@ -175,7 +181,7 @@ class Grant(Message):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Message):
-    """No operation of this call goes on; whoever waits for one raises ``error``."""
+    """The end of all operations of this call; a rank that waits for one raises ``error``."""
 
     call: int
     error: Exception
@@ -186,28 +192,28 @@ class Refuse(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The default group is up. ``missing``: preloaded modules that could not be imported, with the reason."""
+    """The report that the default group exists; ``missing``: preloaded modules that failed to import, with reasons."""
 
     missing: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Message):
-    """Of a template: it forks ranks from now on; or ``unfit``, why it must not, and it has ended."""
+    """The answer of a template: it forks ranks from now on. Or it has ended, and ``unfit`` is the reason."""
 
     unfit: str
 
 
 @dataclass(frozen=True, slots=True)
 class Aftermath(Message):
-    """What a function left behind in the rank.
+    """The state that a function left behind in the rank.
 
     Args:
-        default_group: it is still the one that the rank started with, and no operation has failed under way.
-        groups_made: number of groups made so far; it must agree between ranks, as torch names groups by it.
+        default_group: True if it is still the one that the rank started with, and no operation has failed under way.
+        groups_made: number of groups made so far; it must agree between ranks, because torch names groups by it.
         groups: number of groups that exist.
-        withdrawn: operations that it posted and that this rank will never launch.
-        left_open: it posted others that this rank launches only if the controller says so.
+        withdrawn: operations that the rank posted and will never launch.
+        left_open: True if the rank posted other operations, which it launches only if the controller grants them.
     """
 
     default_group: bool
@@ -219,7 +225,7 @@ class Aftermath(Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """The function returned; ``payload`` is its result. ``heard``: what it warned of, if somebody records."""
+    """The report that the function returned ``payload``; ``heard``: its warnings, if the controller records them."""
 
     call: int
     payload: bytes
@@ -229,11 +235,11 @@ class Done(Message):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
-    """The function raised.
+    """The report that the function raised an exception.
 
-    ``error`` is the pickled exception, None if it cannot travel; ``kind``, ``text`` and ``words`` (the
-    attributes that are strings) describe it in any case. ``site``: the user's line that raised it.
-    ``consequence``: it only says that a peer has gone.
+    ``error`` is the pickled exception, None if it cannot be sent. ``kind``, ``text`` and ``words`` (the attributes that
+    are strings) describe it in any case. ``site`` is the user's line that raised it. ``consequence`` is True if the
+    exception only reports that a peer has ended.
     """
 
     call: int
@@ -249,14 +255,14 @@ class Failed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ending(Message):
-    """The rank was told to stop, and may end the call by itself yet."""
+    """The report of a rank that was told to stop, and may still end the call by itself."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class Halted(Message):
-    """The rank was told to stop; ``where`` is the call that it is in. Without ``after`` it is still in it."""
+    """The report of a rank that was told to stop. ``where`` is its present call, unfinished without ``after``."""
 
     call: int
     where: str
@@ -265,7 +271,7 @@ class Halted(Message):
 
 @dataclass(frozen=True, slots=True)
 class Stack(Message):
-    """Where the rank's main thread is, in one line and in full."""
+    """The position of the rank's main thread, in one line and in full."""
 
     call: int
     where: str
@@ -274,12 +280,12 @@ class Stack(Message):
 
 @dataclass(frozen=True, slots=True)
 class Here(Message):
-    """The process lives and is not stopped."""
+    """The report that the process lives and is not stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posted(Message):
-    """The rank has posted an operation, and this is not on the board."""
+    """The report of a posted operation that is not on the board."""
 
     call: int
     operation: int
@@ -288,9 +294,9 @@ class Posted(Message):
 
 @dataclass(frozen=True, slots=True)
 class HalfFull(Message):
-    """The rank has written half of its log since it said so last: read it, to make room.
+    """A request to read the log, because the rank has filled half of it since the last such request.
 
-    ``begun``: nothing more will be asked about its operations below this number.
+    ``begun``: the rank will not ask about its operations below this number.
     """
 
     call: int
@@ -299,7 +305,7 @@ class HalfFull(Message):
 
 @dataclass(frozen=True, slots=True)
 class Asks(Message):
-    """The rank goes on with this operation when it is granted; ``waits``: and does nothing else until then."""
+    """A request to grant an operation; with ``waits``, the rank does nothing else until then."""
 
     call: int
     operation: int
@@ -308,7 +314,7 @@ class Asks(Message):
 
 @dataclass(frozen=True, slots=True)
 class Unwatch(Message):
-    """Several threads of this rank communicate, so that a waiting one does not mean a waiting rank."""
+    """The report that several threads of this rank communicate: a waiting thread does not mean a waiting rank."""
 
     call: int
 

@@ -1,4 +1,4 @@
-"""Files without a name: they end with the last process that has them open, whatever happens to it."""
+"""Unnamed files: they end with the last process that has them open, even if that process is killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["nameless_file"]
 
 
 def nameless_file(what: str) -> int:
-    """Make one, and return its descriptor; ``what`` is for those who look into ``/proc``."""
+    """Make an unnamed file and return its descriptor; ``/proc`` shows it under the label ``what``."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(what)
     with tempfile.TemporaryFile(buffering=0) as file:

@@ -1,7 +1,7 @@
-"""The time that a process has had for itself, by which it is judged whether a process will ever answer.
+"""The time that a process has had for itself; it decides whether a process will ever answer.
 
-On a loaded machine a process that is well may do nothing for seconds, as others have the cores. Seconds of the wall
-would then decide how much of a failure is shown.
+On a loaded machine, a healthy process may do nothing for seconds because others have the cores. With wall-clock time,
+the load would decide how much of a failure is shown.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Callable
 
 __all__ = ["OwnTime", "waited_for_cores"]
 
-_UNKNOWN = 8  # where the system does not tell how long a process waits for a core, a second counts as an eighth of one
-_AT_MOST_LATE = 32  # a process that gets less of a core than that is not waited for
+_UNKNOWN = 8  # if the system does not report waiting times, a second counts as an eighth of a second
+_AT_MOST_LATE = 32  # a process that gets less than 1/32 of a core is not waited for
 
 
 def waited_for_cores(pid: int) -> float | None:
-    """Return for how many seconds the main thread of a process has waited for a core so far.
+    """Return the seconds that the main thread of a process has waited for a core so far.
 
-    It is the one that ends a call. Those of all threads together may be more than the seconds that have passed.
-    None if the system does not tell: it is not Linux, or the process has gone.
+    The main thread is the one that ends a call. The sum over all threads may exceed the time that has passed. The
+    result is None if the system does not report it: it is not Linux, or the process has ended.
     """
     try:
         with open(f"/proc/{pid}/task/{pid}/schedstat", "rb", buffering=0) as file:
-            return int(file.read(128).split()[1]) / 1e9  # after the nanoseconds on a core
+            return int(file.read(128).split()[1]) / 1e9  # the first number is the nanoseconds on a core
     except (OSError, IndexError, ValueError):
         return None
 
 
 class OwnTime:
-    """A clock of one process: it stands still while the main thread waits for a core, or nearly so.
+    """A clock of one process; it stands still, or nearly so, while the main thread waits for a core.
 
     Args:
-        waited: see :func:`waited_for_cores`.
+        waited: returns the waiting time; see :func:`waited_for_cores`.
     """
 
     def __init__(self, waited: Callable[[], float | None]) -> None:
@@ -42,7 +42,7 @@ class OwnTime:
         self._began = time.monotonic()
 
     def spent(self) -> float:
-        """The seconds of the process since this clock was made."""
+        """Return the process's own seconds since this clock was made."""
         now = self._waited()
         elapsed = time.monotonic() - self._began
         if now is not None:

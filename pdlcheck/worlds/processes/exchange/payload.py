@@ -1,4 +1,4 @@
-"""Functions, arguments, results and exceptions as bytes; what cannot travel is named."""
+"""Functions, arguments, results and exceptions as bytes; an error names the value that cannot be sent."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Modules]:
     """Return the call as bytes; functions of ``__main__``, lambdas and closures travel by value.
 
-    Also return the modules that a rank may need help to import, those of functions and classes that travel included:
-    what a test file does first, to its environment or to ``sys.modules``, its functions rely on.
+    Also return the modules that a rank may need help to import, including those of functions and classes in the call.
+    The functions of a test file rely on the effects of its import, such as changes of the environment or of
+    ``sys.modules``.
 
     Raises:
-        TypeError: the function or an argument cannot travel; says which.
+        TypeError: the function or an argument cannot be sent; the message names it.
     """
     __tracebackhide__ = True
     try:
@@ -55,7 +56,7 @@ def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         modules: dict[tuple[str, str], None] = {}
         data = _dumps((fn, args, kwargs), modules)
         return data, tuple(modules)
-    except Exception as caught:  # pickling runs code of any class: find out whose
+    except Exception as caught:  # pickling runs code of any class; find out below which one
         error = caught
     if own := unsendable_call(fn, args, kwargs, _trouble, of="the test" if is_our_own(fn) else ""):
         raise own
@@ -66,19 +67,19 @@ def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 def load_call(
     payload: bytes, loads: Callable[[bytes], Any] = pickle.loads
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The inverse of :func:`dump_call`, in the rank; ``loads`` reads what is pickled."""
+    """Return the call that :func:`dump_call` has dumped, in the rank; ``loads`` unpickles."""
     try:
         return loads(payload)  # type: ignore[no-any-return]
-    except ModuleNotFoundError:  # a file that is newer than the import system's memory of its folder
+    except ModuleNotFoundError:  # the file may be newer than the import system's cache of its folder
         importlib.invalidate_caches()
         return loads(payload)  # type: ignore[no-any-return]
 
 
 def dump_result(value: Any, rank: int) -> bytes:
-    """Return what a rank's function returned as bytes.
+    """Return the result of a rank's function as bytes.
 
     Raises:
-        TypeError: it cannot travel.
+        TypeError: the result cannot be sent.
     """
     check_has_run(value, rank)
     try:
@@ -91,7 +92,7 @@ def dump_result(value: Any, rank: int) -> bytes:
 
 
 def dump_error(error: BaseException) -> bytes | None:
-    """Return an exception as bytes, or None unless it comes back as the same type with the same words."""
+    """Return an exception as bytes; None unless it unpickles to the same type with the same text."""
     for form in (error, _AsItIs(error)):
         with suppress(BaseException):  # constructors and reducers of users' classes may raise anything
             data = _dumps(form)
@@ -102,7 +103,10 @@ def dump_error(error: BaseException) -> bytes | None:
 
 
 class _AsItIs:
-    """An exception whose constructor takes other arguments than those it is left with, as most with fields do."""
+    """An exception that unpickles without its constructor, whose arguments often differ from ``args``.
+
+    They do for most exceptions with fields.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -122,13 +126,13 @@ def _remade(kind: type[BaseException], args: tuple[Any, ...], held: dict[str, An
 def _travels(value: Any) -> bool:
     try:
         pickle.loads(_dumps(value))
-    except BaseException:  # as above
+    except BaseException:  # pickling runs code of any class
         return False
     return True
 
 
 def _module_of(fn: Callable[..., Any] | type) -> tuple[str, str] | None:
-    """Name and file of the module that a function or class is from, where a rank may need help to import it."""
+    """Return the name and file of the module of a function or class; None if a rank can import it without help."""
     name: Any = getattr(fn, "__module__", None)
     module = sys.modules.get(name) if isinstance(name, str) else None
     file = getattr(module, "__file__", None)
@@ -142,7 +146,7 @@ def _module_of(fn: Callable[..., Any] | type) -> tuple[str, str] | None:
 
 
 def _folder_of(package: str, name: str, file: str) -> str:
-    """That of a package which holds the module ``name``, by the file of that module."""
+    """Return the folder of a package that holds the module ``name``, given the file of that module."""
     levels = name.count(".") - package.count(".") + os.path.basename(file).startswith("__init__.")
     for _ in range(levels):
         file = os.path.dirname(file)
@@ -151,14 +155,14 @@ def _folder_of(package: str, name: str, file: str) -> str:
 
 @lru_cache(maxsize=256)
 def _is_importable(package: str, folder: str) -> bool:
-    """Whether imports find that package there; those of a test file under ``--import-mode=importlib`` they do not."""
+    """Return whether imports find that package there; ``--import-mode=importlib`` hides the packages of test files."""
     specs = (finder.find_spec(package, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     found = next((spec for spec in specs if spec is not None), None)
     return found is not None and any(_is_file(path, folder) for path in found.submodule_search_locations or ())
 
 
 def import_module_of(name: str, file: str) -> None:
-    """Make ``name`` the module of that very file: test files share names, and not all are importable."""
+    """Import the module ``name`` from exactly this file: test files share names, and not all are importable."""
     known = sys.modules.get(name)
     if known is not None and _is_file(getattr(known, "__file__", None), file):
         return
@@ -168,7 +172,7 @@ def import_module_of(name: str, file: str) -> None:
         _import_package(package, _folder_of(package, name, file))
         found = _spec_of(name)
     if found is not None and _is_file(found.origin, file):
-        with suppress(Exception):  # which is told when the call is read
+        with suppress(Exception):  # the unpickling of the call reports it
             importlib.import_module(name)
         return
     spec = importlib.util.spec_from_file_location(name, file)
@@ -186,12 +190,12 @@ def import_module_of(name: str, file: str) -> None:
 def _spec_of(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # it is in a package that imports do not find
+    except ModuleNotFoundError:  # imports do not find its package
         return None
 
 
 def _import_package(name: str, folder: str) -> None:
-    """One with a file of its own, or else, as for pytest, the folder alone."""
+    """Import a package from its own file; without one, make a package of the folder alone, as pytest does."""
     above, _, last = name.rpartition(".")
     if above and above not in sys.modules:
         _import_package(above, os.path.dirname(folder))
@@ -209,14 +213,14 @@ def _is_file(one: str | None, other: str) -> bool:
     return one is not None and os.path.realpath(one) == os.path.realpath(other)
 
 
-made_anew: dict[type, Callable[[], Any]] = {}  # types of which a rank gets a new object, and what makes it there
+made_anew: dict[type, Callable[[], Any]] = {}  # types of which a rank makes a new object, and the function for it
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Also finds classes that call themselves builtins and are not, as pytest's: a skip stays a skip.
+    """A pickler that also takes classes that falsely claim to be builtins, as pytest's do: a skip stays a skip.
 
-    And takes modules with parametrized tensors, such as those of weight_norm and spectral_norm: they have a class each,
-    which refuses to be pickled since a file would need it; it travels with them.
+    It also takes modules with parametrized tensors, such as those of weight_norm and spectral_norm. Each such module
+    has its own class, which refuses to be pickled because a file would need it. Here the class travels with the module.
     """
 
     def __init__(self, file: io.BytesIO, modules: dict[tuple[str, str], None]) -> None:
@@ -238,32 +242,35 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _is_parametrized(obj: Any) -> bool:
-    """Whether torch has made the class for this one module; told by names, as torch need not be there yet."""
+    """Return whether torch has made the class for this one module.
+
+    This compares names, because torch may not be imported yet.
+    """
     made = type(obj).__module__ == "torch.nn.utils.parametrize"
     return made and "parametrizations" in vars(obj).get("_modules", ())
 
 
 def _home(cls: type) -> ModuleType | None:
-    """The module whose code defines the class."""
+    """Return the module whose code defines the class; None if it is not found."""
     maker = cls.__init__  # type: ignore[misc]  # of this class, not of an instance
     module = sys.modules.get(getattr(maker, "__module__", ""))
     return module if getattr(module, cls.__name__, None) is cls else None
 
 
 def _dumps(value: Any, modules: dict[tuple[str, str], None] | None = None) -> bytes:
-    """``modules`` takes those of all functions and classes."""
+    """Return the value as bytes; add the modules of all functions and classes to ``modules``."""
     buffer = io.BytesIO()
     _Pickler(buffer, {} if modules is None else modules).dump(value)
     return buffer.getvalue()
 
 
 def is_our_own(fn: Callable[..., Any]) -> bool:
-    """A function that any rank can import; with plain arguments there is nothing to look after."""
+    """Return whether the function belongs to pdlcheck's harness: any rank can import it."""
     return str(getattr(fn, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.harness.")
 
 
 def _is_plain(value: Any, depth: int = 4) -> bool:
-    """Values of Python's own, in containers of no great depth; nothing to look after when they are pickled."""
+    """Return whether a value consists of Python's own types in shallow containers, which pickle without help."""
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -275,7 +282,7 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
 def _trouble(part: Any) -> BaseException | None:
     try:
         _dumps(part)
-    except BaseException as error:  # it is handed on
+    except BaseException as error:  # the caller gets it
         return error
     return None
 

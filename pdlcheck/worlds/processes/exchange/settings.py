@@ -1,4 +1,4 @@
-"""What the controller's code has set of torch: a call of ranks begins with it, as it would in the controller."""
+"""The torch settings of the controller's code, with which a call on the ranks begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AS_TORCH_BEGINS", "Settings", "present", "put"]
 
 
 class Settings(NamedTuple):
-    """``dtype``: the default one, by its name."""
+    """The settings of torch; ``dtype`` is the name of the default dtype."""
 
     dtype: str
     computes_gradients: bool
@@ -20,16 +20,16 @@ AS_TORCH_BEGINS = Settings("float32", computes_gradients=True, is_deterministic=
 
 
 def present() -> Settings:
-    """Of this thread; a controller that has not imported torch has set nothing."""
+    """Return the settings of this thread; a controller that has not imported torch has changed nothing."""
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "are_deterministic_algorithms_enabled"):  # nor while it is being imported
+    if torch is None or not hasattr(torch, "are_deterministic_algorithms_enabled"):  # absent during the import of torch
         return AS_TORCH_BEGINS
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
     return Settings(dtype, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
 
 
 def put(settings: Settings) -> None:
-    """Let this thread have them."""
+    """Apply the settings to this thread."""
     import torch
 
     torch.set_default_dtype(getattr(torch, settings.dtype))

@@ -1,4 +1,4 @@
-"""What ranks have sent becomes objects again, in the controller: that runs code of users' classes."""
+"""Unpickling of data from ranks in the controller; it runs code of the users' classes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Unreadable", "load_sent"]
 
 
 class Unreadable(Exception):
-    """What was sent cannot be unpickled; the message names what was raised."""
+    """The error for data that cannot be unpickled; the message names the exception."""
 
 
 def load_sent(data: bytes) -> Any:
     """Unpickle a result or an exception of a rank, in the controller. A Ctrl-C meanwhile is raised afterwards.
 
     Raises:
-        Unreadable: a class has raised something, which may be SystemExit or KeyboardInterrupt.
+        Unreadable: a class has raised an exception, which may be SystemExit or KeyboardInterrupt.
     """
     try:
         return pickle.loads(data)
-    except KeyboardInterrupt:  # of a class, or of a person?
+    except KeyboardInterrupt:  # raised by a class, or by Ctrl-C?
         with _ctrl_c_waits():
             _load(data)
         raise
@@ -48,7 +48,7 @@ def _unreadable(error: BaseException) -> Unreadable:
 
 @contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """What raises KeyboardInterrupt in the block is the code that it runs."""
+    """Delay Ctrl-C until the end of the block, so that only the code in the block can raise KeyboardInterrupt."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

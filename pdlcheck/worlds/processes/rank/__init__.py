@@ -1,1 +1,1 @@
-"""The side of a rank, and of the server that forks ranks."""
+"""The code that runs in rank processes, and in the server and the templates that fork them."""

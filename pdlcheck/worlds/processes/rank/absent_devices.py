@@ -1,7 +1,8 @@
-"""Devices that this torch was built without: nobody will ever draw from their random streams.
+"""The seeding of devices that this torch was built without; no code can draw from their random streams.
 
-``torch.manual_seed`` seeds the streams of every kind of device. For one that has not been used yet it notes the call,
-with a stack trace: three of them in the CPU build, each of 30 frames in a test, take longer than the test's own sums.
+``torch.manual_seed`` seeds the streams of every kind of device. For a device that is not in use yet, it records the
+call with a stack trace. The CPU build records three of them, each of 30 frames in a test. They take longer than the
+test's own computations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["leave_absent_devices_alone"]
 
 
 def leave_absent_devices_alone() -> None:
-    """From now on, seeding notes nothing for such devices; what torch documents of it stays as it is."""
+    """Make seeding record nothing for absent devices; its documented behaviour stays as it is."""
     kinds: tuple[Any, ...] = (torch.cuda, torch.mtia, torch.xpu)
     for kind in kinds:
         if hasattr(kind, "manual_seed_all") and not kind._is_compiled():
@@ -22,5 +23,5 @@ def leave_absent_devices_alone() -> None:
 
 
 def _ignore(seed: int) -> None:
-    """As torch's own, for a device that is not there."""
+    """Accept the same seeds as torch's own function, and do nothing."""
     int(seed)

@@ -1,10 +1,11 @@
-"""A rank's engine for watched groups: post an operation, call the real group once it is clear that it may go.
+"""A rank's engine for watched groups: it posts operations, and launches each one on the real group once it may go.
 
-The real group therefore never sees operations that do not fit together, which gloo answers by ending the process.
+So the real group never gets operations that do not match; gloo ends the process when it gets them.
 
-Ranks of one machine see on the board that all are there and fit, and go on by themselves: a rank looks when it posts an
-operation and while it waits for one. If it has looked in vain for a while it asks the controller, and says so on the
-board; then the controller lets the operation go on every rank, also on one that is about something else.
+Ranks of one machine read on the board that all peers have posted matching operations, and launch them without the
+controller. A rank looks at the board when it posts an operation, and while it waits for one. If a peer is still missing
+after a while, the rank asks the controller, and notes this on the board. Then the controller grants the operation on
+every rank, also on a rank that is busy with something else.
 """
 
 from __future__ import annotations
@@ -38,49 +39,49 @@ from pdlcheck.worlds.watch import Operation, Signature, refuse, refuse_as_gloo
 
 __all__ = ["Announcer", "GroupEngine"]
 
-_NAP_S = 0.00002  # between two looks; to give the core away by sched_yield takes more of it from gloo's threads
+_NAP_S = 0.00002  # the first pause between two looks; sched_yield would take more of the core from gloo's threads
 _LONG_NAP_S = 0.0005
-_AT_ONCE = 16  # of the oldest operations are looked at when another one is posted
-_AT_MOST = 256  # at other times: with thousands pending, the controller is asked for some of them
+_AT_ONCE = 16  # number of oldest operations that are examined when another one is posted
+_AT_MOST = 256  # the number at other times; with thousands pending, the controller is asked for some of them
 
 
 class Announcer:
     """All watched operations of one rank process.
 
     Args:
-        rank: the own one.
-        world_size: ranks.
-        send: takes messages for the controller.
-        board: None where the ranks share no memory.
+        rank: rank of this process.
+        world_size: number of ranks.
+        send: function that sends a message to the controller.
+        board: the shared board; None if the ranks share no memory.
     """
 
     def __init__(self, rank: int, world_size: int, send: Callable[[Report], None], board: Board | None) -> None:
         self.send = send
         self.call = 0
-        self.is_torn = False  # an operation has failed under way, or may go on some ranks and never on others
-        self.is_beginning = False  # the default group of the call is made
-        self.withdrawn: list[int] = []  # which the controller may have granted
+        self.is_torn = False  # a launched operation has failed, or some ranks may launch it and others never
+        self.is_beginning = False  # the default group of the call is being made
+        self.withdrawn: list[int] = []  # never launched here, although the controller may have granted them
         self.rank, self.world_size = rank, world_size
         self._board = board
         self.reminders = Reminders()
         self._meetings = Meetings(0)
         self._numbers = itertools.count(1)
-        self._halves = 0  # of the log, that the controller was told of
-        self._open: dict[int, AnnouncedWork] = {}  # not under way yet, in the order posted
-        self._shown: dict[int, AnnouncedWork] = {}  # those that meet on the board, by their digests
-        self._in_doubt: deque[AnnouncedWork] = deque()  # to ask the controller about
+        self._halves = 0  # number of filled log halves that were reported to the controller
+        self._open: dict[int, AnnouncedWork] = {}  # not launched yet, in posting order
+        self._shown: dict[int, AnnouncedWork] = {}  # the open operations on the board, by digest
+        self._in_doubt: deque[AnnouncedWork] = deque()  # operations to ask the controller about
         self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
-        self._look_through = 0  # so many, and those that have moved are let go
+        self._look_through = 0  # with more launched operations than this, release the complete ones
         self._refusal: Exception | None = None
         self._refused_call = 0
         self._thread = 0
-        self._launching = threading.Lock()  # who holds it may take the other
+        self._launching = threading.Lock()  # a thread that needs both locks takes this one first
         self._lock = threading.Lock()
 
     def begin(self, call: int) -> None:
-        """A call starts; nothing of an earlier one is left."""
+        """Start a call, and discard the operations of earlier calls."""
         self.reminders.clear()
-        for launched in self._launched:  # on all ranks, or the processes would not be used again
+        for launched in self._launched:  # launched on all ranks; otherwise the processes would not be used again
             launched.finish()
         with self._lock:
             self.call = call
@@ -94,11 +95,17 @@ class Announcer:
             self._thread = self._halves = self._look_through = 0
             if self._board is not None:
                 self._board.clear(self.rank, call)
-            if self._refused_call != call:  # else another rank failed before this one began
+            if self._refused_call != call:  # equal if another rank failed before this one began
                 self._refusal = None
 
     def end(self, *, failed: bool) -> None:
-        """The function of the call has ended. What this rank has launched goes on the others too, or all is torn."""
+        """Finish the operations of a call whose function has ended.
+
+        The other ranks launch the operations that this rank has launched, or the call is torn.
+
+        Args:
+            failed: True if the function raised an error; then its open operations are withdrawn.
+        """
         self.advance(at_most=len(self._open))
         for launched in self._launched:
             self.tell_others(launched)
@@ -108,16 +115,19 @@ class Announcer:
 
     @property
     def verdict(self) -> Exception | None:
-        """Why nothing of this call goes any more, if that is so."""
+        """Return the error that stops all operations of this call; None if there is none."""
         return self._refusal if self._refused_call == self.call else None
 
     @property
     def has_open(self) -> bool:
-        """Whether there are operations that are not under way, and may still come to be."""
+        """Return whether this rank has posted operations that are not launched, and still may be."""
         return bool(self._open)
 
     def post(self, operation: Operation, real: Any) -> AnnouncedWork:
-        """Announce an operation for the process group ``real``."""
+        """Announce an operation of the process group ``real``, and return its handle.
+
+        If the controller has refused the operations of the call, raise a copy of its error.
+        """
         work = AnnouncedWork(self, next(self._numbers), operation, real)
         thread = threading.get_ident()
         is_half_full = False
@@ -128,7 +138,7 @@ class Announcer:
                 note_error()
                 raise own_error(self._refusal, operation)
             self._open[work.number] = work
-            meeting = self._meetings.of(operation.signature)  # it counts, also where it is of no use
+            meeting = self._meetings.of(operation.signature)  # call it in any case, because it counts messages
             halves = self._log(work.number, operation.signature)
             if halves is None:
                 work.asked = True
@@ -155,19 +165,18 @@ class Announcer:
         return work
 
     def meet(self, signature: Signature) -> None:
-        """Wait until every member has announced this, without data."""
+        """Wait until every member has announced this signature; no data moves."""
         if self.is_beginning:
             signature = signature._replace(where="")
         self.post(Operation(signature, (), "", (), is_async=False), None).wait()
 
     def advance(self, around: AnnouncedWork | None = None, *, at_most: int = _AT_MOST, elsewhere: bool = False) -> None:
-        """Launch what may go, the operations of one way in the order posted.
+        """Launch every operation whose peers are ready, in posting order per channel.
 
         Args:
-            around: those that may have to go before this one are looked at in any case.
-            at_most: so many of the oldest are looked at.
-            elsewhere: what users have put behind an operation runs in a thread of its own, and so does what may have to
-                wait for the controller to read.
+            around: operations that may have to be launched before this one are examined in any case.
+            at_most: number of oldest operations that are examined.
+            elsewhere: run user callbacks, and anything that may block on the controller, in a separate thread.
         """
         if not self._open:
             return
@@ -195,12 +204,17 @@ class Announcer:
             threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
 
     def abandon(self, work: AnnouncedWork) -> bool:
-        """Launch a message for which the other rank has not come; False if it is under way."""
+        """Launch a message although the other rank has not come; return False if it is no longer open."""
         with self._launching:
             return self._launch(work)
 
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
-        """For so long, look whether an operation goes; False if that is the controller's to say."""
+        """Look for some time whether an operation may be launched, and return whether it is decided.
+
+        Args:
+            work: the operation; if only the controller can decide about it, return False at once.
+            seconds: how long to look.
+        """
         if work.meeting is None or not work.meeting.digest or work.asked:
             return False
         with self._launching:
@@ -213,19 +227,22 @@ class Announcer:
         return work.is_decided
 
     def ask(self, work: AnnouncedWork, *, waits: bool = False) -> None:
-        """Have the controller say when an operation may go, unless that is known.
+        """Ask the controller to grant an operation, unless it was asked already.
 
         Args:
             work: the operation.
-            waits: this rank does nothing else until then.
+            waits: True if this rank does nothing else until then.
         """
-        for older in list(self._open.values()):  # those of one way are granted in the order in which they are known
+        for older in list(self._open.values()):  # the controller grants a channel's operations in the order of requests
             if older.number < work.number and not older.asked and older.way_of_anybody == work.way_of_anybody:
                 self._ask(older, waits=False)
         self._ask(work, waits)
 
     def await_others(self, work: AnnouncedWork, seconds: float) -> None:
-        """Wait for ranks that are about something else to launch it too; they may be for long, then have them told."""
+        """Wait for ranks that are busy with something else to launch the operation too.
+
+        If they have not done so after ``seconds``, ask the controller to grant the operation there.
+        """
         for _ in _looks(seconds):
             if POSTED not in self._states(work):
                 break
@@ -233,13 +250,13 @@ class Announcer:
         self.tell_others(work)
 
     def tell_others(self, work: AnnouncedWork) -> None:
-        """Have the controller let it go on ranks that are about something else, if there are any."""
+        """Ask the controller to grant the operation on ranks that are busy with something else, if there are any."""
         if work.was_left and POSTED in self._states(work):
             self.send(Asks(self.call, work.number, waits=False))
         work.was_left = False
 
     def handle(self, message: Command) -> None:
-        """A message of the controller; runs in the control thread."""
+        """Handle a message of the controller; runs in the control thread."""
         if isinstance(message, Grant):
             work = self._open.get(message.operation)
             if work is not None:
@@ -259,7 +276,10 @@ class Announcer:
     # -- inside ------------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        """Of what has moved; to ask MPI may run callbacks of users, so nothing is locked meanwhile."""
+        """Release the operations whose data has moved.
+
+        No lock is held while MPI is asked, because that may run user callbacks.
+        """
         moved = {launched.number for launched in list(self._launched) if launched.has_moved()}
         with self._lock:
             self._launched = [launched for launched in self._launched if launched.number not in moved]
@@ -269,13 +289,13 @@ class Announcer:
         return self._board.log(self.rank, (number, signature)) if self._board is not None else None
 
     def _begun(self) -> int:
-        """The first operation that may have to be asked about."""
+        """Return the number of the first operation about which this rank may still have to ask; 0 if there is none."""
         with self._lock:
             asking = [*self._open, *(work.number for work in self._launched if work.was_left)]
         return min(asking, default=0)
 
     def _can_meet(self, signature: Signature) -> bool:
-        """Whether the rank at the other end of a message looks at the board."""
+        """Return whether the rank at the other end of a message looks at the board; True for a collective."""
         return signature.peer < 0 or self._board is None or not self._board.is_open_to_all(signature.peer)
 
     def _say(self, work: AnnouncedWork, state: int) -> None:
@@ -285,14 +305,14 @@ class Announcer:
     def _write(self, digest: int, state: int) -> None:
         if self._board is not None:
             hidden = self._shown.get(self._board.say(self.rank, digest, state))
-            if hidden is not None:  # a rank that has seen it before may wait, and take this one to be under way
+            if hidden is not None:  # a rank that saw it before may wait, and assume that this rank launches it
                 self._in_doubt.append(hidden)
 
     def _resolve_doubts(self) -> None:
         while True:
             try:
                 work = self._in_doubt.popleft()
-            except IndexError:  # that was all, or another thread has taken the last
+            except IndexError:  # none is left, or another thread has taken the last one
                 return
             self._ask(work, waits=False)
 
@@ -302,7 +322,7 @@ class Announcer:
         return self._board.states(work.meeting.others, work.meeting.digest)
 
     def _others_ask(self, work: AnnouncedWork) -> bool:
-        """Also those whose operation is another one."""
+        """Return whether another rank asks the controller at this place, also about a different operation."""
         assert work.meeting is not None
         assert self._board is not None
         return ASKS in self._board.states(work.meeting.others, work.meeting.place)
@@ -325,7 +345,7 @@ class Announcer:
             return False
         states = self._states(work)
         if work.asked:
-            if GOES not in states:  # another rank has seen this one there, a moment before it asked
+            if GOES not in states:  # a rank that goes has read this one's word just before this one asked
                 return False
         elif ABSENT in states or ASKS in states:
             if self._others_ask(work):
@@ -336,7 +356,8 @@ class Announcer:
         work.was_left = POSTED in again
         if ABSENT not in again:
             return True
-        # withdrawn meanwhile, by a rank that will see what this one has said; or hidden, and this one is believed to go
+        # Another rank has withdrawn the operation meanwhile, and will see that this one goes. Or another operation has
+        # replaced its word on the board, and that rank assumes that this one goes.
         self._in_doubt.append(work)
         return False
 
@@ -354,7 +375,10 @@ class Announcer:
             self._shown.pop(work.meeting.digest, None)
 
     def _withdraw(self, work: AnnouncedWork) -> None:
-        """This rank will never launch an operation."""
+        """Record that this rank will never launch an operation.
+
+        The call is torn if another rank may have launched it.
+        """
         with self._launching, self._lock:
             if self._open.pop(work.number, None) is None:
                 return
@@ -369,7 +393,7 @@ class Announcer:
 
 
 def _looks(seconds: float) -> Iterator[None]:
-    """Let the caller look at once, and again after each nap, for so long; the naps get longer."""
+    """Yield at once, and again after each nap, for this many seconds; the naps get longer."""
     until, nap = time.perf_counter() + seconds, _NAP_S
     yield
     while time.perf_counter() < until:
@@ -379,14 +403,14 @@ def _looks(seconds: float) -> Iterator[None]:
 
 
 class GroupEngine:
-    """The engine of one watched group: its operations go to ``real``."""
+    """The engine of one watched group; it launches operations on the real group ``real``."""
 
     def __init__(self, announcer: Announcer, real: Any) -> None:
         self._announcer = announcer
         self._real = real
 
     def post(self, operation: Operation) -> dist.Work:
-        """See :class:`pdlcheck.worlds.watch.Engine`."""
+        """Post an operation; see :class:`pdlcheck.worlds.watch.Engine`."""
         refuse(operation)
         refuse_as_gloo(operation)
         return self._announcer.post(operation, self._real)

@@ -1,4 +1,4 @@
-"""The handle of an operation that is announced, later launched, at last complete."""
+"""The handle of an operation that is first announced, later launched, and finally complete."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = ["AnnouncedWork", "own_error"]
 
-_PATIENCE_S = 0.02  # most ranks arrive sooner: then the controller need not hear of the wait
-_SHORT_PATIENCE_S = 0.001  # for a grant that is under way
-_LOOK_S = 0.05  # at most, once the controller was asked
-_UNDER_WAY = timedelta(seconds=30)  # data for which nobody has waited
+_PATIENCE_S = 0.02  # most ranks arrive sooner, and then the controller is not asked
+_SHORT_PATIENCE_S = 0.001  # the patience for a grant that is on its way
+_LOOK_S = 0.05  # the longest pause between two looks after the controller was asked
+_UNDER_WAY = timedelta(seconds=30)  # the limit for data that no rank has waited for
 
 
 @uncompiled
 class AnnouncedWork(WatchedWork):
-    """What :class:`Announcer` gives back for an operation."""
+    """The handle that :class:`Announcer` returns for an operation."""
 
     def __init__(self, announcer: Announcer, number: int, operation: Operation, real: Any) -> None:
         super().__init__(operation)
         self.number = number
         self.meeting: Meeting | None = None
-        self.asked = False  # the controller decides
-        self.granted: int | None = None  # by the controller; see `grant`
-        self.way = _way(operation.signature, -1)  # operations of one way are launched in the order posted
+        self.asked = False  # True: the controller decides when it is launched
+        self.granted: int | None = None  # the source in the controller's grant; see `grant`
+        self.way = _way(operation.signature, -1)  # operations with the same way are launched in posting order
         self.way_of_anybody = self.way if operation.signature.op != "recv" else (*self.way[:2], -1, *self.way[3:])
-        self.was_left = False  # when it was launched, some other rank was about something else
-        self.is_decided = False  # it is under way, or never will be
+        self.was_left = False  # True: when it was launched, another rank was busy with something else
+        self.is_decided = False  # it was launched, or it never will be
         self._announcer = announcer
         self._group = real
         self._real: Any = None  # the work of the real group
@@ -51,17 +51,17 @@ class AnnouncedWork(WatchedWork):
         self._decided = threading.Lock()
         self._decided.acquire()
         self._resolving = threading.Lock()
-        self._resolver = 0  # the thread that runs what users have put behind the operation, for which it is complete
+        self._resolver = 0  # the thread that runs the user's callbacks; the operation is complete for it
 
     # -- for the announcer -------------------------------------------------------------------------
 
     def grant(self, source: int) -> None:
-        """The controller lets the operation go; ``source``: global rank that a message comes from, else -1."""
+        """Record the controller's grant; ``source`` is the global rank that sends the message, or -1."""
         self.granted = source
         self.way = _way(self.operation.signature, source)
 
     def launch(self) -> None:
-        """Make the call on the real group."""
+        """Make the call on the real group; the waiting rank raises its error."""
         signature = self.operation.signature
         method, args = self.operation.method, self.operation.args
         source = self.granted if self.granted is not None and self.granted >= 0 else signature.peer
@@ -72,44 +72,51 @@ class AnnouncedWork(WatchedWork):
             method, args = "recv", (tensors, self._source, tag)
         try:
             if self._group is not None:
-                with torch.no_grad(), uncounted():  # C++ calls a group below autograd, which would see views of outputs
+                with torch.no_grad(), uncounted():  # as C++ does: autograd would see views of outputs
                     self._real = getattr(self._group, method)(*args)
-        except Exception as error:  # what the real group refuses, the waiting rank raises
+        except Exception as error:  # the waiting rank raises it
             self._error = self._noted(error)
         self._decide()
 
     def refuse(self, error: Exception) -> None:
-        """The operation will never go."""
+        """Record that the operation will never be launched, and why; no effect if it is decided already."""
         if not self.is_decided:
             self._error = own_error(error, self.operation)
             self._decide()
 
     def settle(self) -> None:
-        """See to it that the future, if one was asked for, is resolved although nobody may wait.
+        """Make sure that the future, if the user has asked for one, is resolved even if no rank waits.
 
-        What users have put behind it may run here and now, and wait for other operations.
+        The user's callbacks may run in this call, and may wait for other operations.
         """
         if self._future is not None:
             self._settle_future()
 
     def settle_elsewhere(self) -> None:
-        """As :meth:`settle`, for the control thread, whose messages such operations need."""
+        """Do the same as :meth:`settle`, in a thread of its own.
+
+        The control thread calls this, because the user's callbacks may wait for messages that it handles.
+        """
         if self._future is not None:
             threading.Thread(target=self._settle_future, name="pdlcheck future", daemon=True).start()
 
     def has_moved(self) -> bool:
-        """True once the tensors are no longer used."""
+        """Return whether the operation no longer uses its tensors."""
         return self.is_decided and (self._real is None or self._real.is_completed())
 
     def finish(self) -> None:
-        """Wait for data that is under way: gloo reads nothing more from a rank whose message finds its tensor gone."""
+        """Wait until the data of a launched operation has moved.
+
+        If a message arrives after its tensor is gone, gloo reads nothing more from the sending rank.
+        """
         if not self.has_moved():
-            with suppress(RuntimeError):  # the next operation tells of a broken connection
+            with suppress(RuntimeError):  # the next operation reports a broken connection
                 self._real.wait(_UNDER_WAY)
 
     # -- what torch and users call -----------------------------------------------------------------
 
     def wait(self, timeout: Any = None) -> bool:
+        """Wait until the operation is complete; raise its error if it failed."""
         if not self.is_decided:
             self._await_decision(timeout)
         if self._error is not None:
@@ -129,34 +136,42 @@ class AnnouncedWork(WatchedWork):
         return bool(done)
 
     def is_completed(self) -> bool:
+        """Return whether the operation is complete; if it is not, make it go on."""
         self._go_on()
         return self.has_moved()
 
     def is_success(self) -> bool:
+        """Return whether the operation is complete without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Any:
+        """Return the error of the operation; None if there is none."""
         return self._error
 
     def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the result.
+
+        Raises:
+            RuntimeError: gloo has no future of this operation.
+        """
         if self._is_of_gloo():
             refuse_future(self.operation.signature)
         future = super().get_future()
         if torch._C._current_graph_task_id() == -1:
             self._go_on()
-        elif not self.has_moved():  # the backward pass waits for it in the end, or a hook of DDP at once, in C++
+        elif not self.has_moved():  # the backward pass waits at its end, or a DDP hook at once, in C++
             self._announcer.reminders.add(self)
         return future
 
     def remind(self) -> None:
-        """See :class:`pdlcheck.worlds.processes.rank.reminders.Remembered`."""
+        """Make the operation go on; see :class:`pdlcheck.worlds.processes.rank.reminders.Remembered`."""
         if not self.has_moved():
             self._go_on(elsewhere=True)
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _go_on(self, *, elsewhere: bool = False) -> None:
-        """See to it that the operation goes, here and on the other ranks, though nobody may ever wait for it."""
+        """Make the operation go on, here and on the other ranks, even if no rank ever waits for it."""
         if not self.is_decided:
             self._announcer.advance(self, elsewhere=elsewhere)
         if not self.is_decided:
@@ -177,7 +192,7 @@ class AnnouncedWork(WatchedWork):
         until = time.perf_counter() + limit
         if announcer.look(self, min(_PATIENCE_S, limit)) or (self.asked and self._decided_within(_SHORT_PATIENCE_S)):
             return
-        announcer.ask(self, waits=limit == math.inf)  # with a limit it ends, whatever the others do
+        announcer.ask(self, waits=limit == math.inf)  # a wait with a limit ends by itself
         pause = _SHORT_PATIENCE_S
         while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
             announcer.advance(self)
@@ -186,7 +201,11 @@ class AnnouncedWork(WatchedWork):
             pause = min(2 * pause, _LOOK_S)
 
     def _give_up(self, limit: float) -> None:
-        """As gloo: a collective can be waited for again, after a message nothing of the group reaches this rank."""
+        """Raise the error of a wait that has reached its limit; return if the message was launched meanwhile.
+
+        As with gloo, the rank can wait again for a collective. After a message, nothing more of the group reaches this
+        rank.
+        """
         signature = self.operation.signature
         if signature.is_p2p and signature.peer >= 0 and self._is_of_gloo():
             if self._announcer.abandon(self):
@@ -199,7 +218,10 @@ class AnnouncedWork(WatchedWork):
         raise RuntimeError(f"Operation timed out! {limit:g} s have passed in {signature}")
 
     def _noted(self, error: Exception) -> Exception:
-        """With the operation, which the words of a backend do not name, and which the rank may have posted long ago."""
+        """Return the error with a note that names the operation.
+
+        The backend's message does not name it, and the rank may have posted it long ago.
+        """
         error.add_note(f"{self._group.name()} said so of {self.operation.signature}")
         return error
 
@@ -235,15 +257,18 @@ class AnnouncedWork(WatchedWork):
                 self._resolver = 0
 
     def _behind_the_result(self) -> AbstractContextManager[None]:
-        """Callbacks compute with what the operation has brought."""
+        """Return a context in which callbacks compute with the result, also on a CUDA stream."""
         return self._group.behind(self._real) if isinstance(self._group, OnStream) else nullcontext()
 
 
 def _way(s: Signature, source: int) -> tuple[object, ...]:
-    """Of a receive from anybody it is known with its source; before that, no later receive may go."""
+    """Return the key of a channel: a group, or a direction of messages between two ranks with one tag.
+
+    The channel of a receive from any source is known only with the source. Until then, no later receive may go.
+    """
     return (s.group, s.op, s.peer if s.peer >= 0 else source, s.tag) if s.is_p2p else (s.group,)
 
 
 def own_error(error: Exception, operation: Operation) -> Exception:
-    """A copy for one place to raise; that of a failed peer says where this rank was stopped."""
+    """Return a copy of ``error`` to raise once; a copy of ``PeerFailed`` names the operation that was stopped here."""
     return PeerFailed(f"in {operation.signature}") if isinstance(error, PeerFailed) else copy(error)

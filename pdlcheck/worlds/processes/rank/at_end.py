@@ -1,6 +1,7 @@
-"""What an idle rank still does when it ends: what user code registered with ``atexit``.
+"""The end of an idle rank: it still runs the functions that user code registered with ``atexit``.
 
-A rank that does not serve another call is killed instead; what is to be kept by then is in ``after_calls``.
+A rank that does not serve another call is killed instead. So the functions in ``after_calls`` run after each call, and
+save what must outlive the rank.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ _TORCH = "torch.library"
 
 
 def finalizers() -> list[Any]:
-    """Of ``weakref.finalize``, those that run at the end of the process; not those of torch's operators.
+    """Return the ``weakref.finalize`` objects that run at the end of the process, except those of torch's operators.
 
-    torch takes each of its operators back in nearly half a millisecond, and there are hundreds.
+    torch needs nearly half a millisecond to unregister an operator, and there are hundreds.
     """
-    alive: Any = getattr(weakref.finalize, "_registry", {})  # no public name; empty where Python has another one
+    alive: Any = getattr(weakref.finalize, "_registry", {})  # it has no public name; empty if a Python renames it
     return [one for one in list(alive) if one.atexit and not _is_torchs(one)]
 
 
 def end_call() -> None:
-    """Call ``after_calls``: a function of the user's has ended, and nobody has been told so yet."""
+    """Call the functions in ``after_calls``; the user's function has ended, and its end is not reported yet."""
     for callback in after_calls:
-        with suppress(Exception):  # it comes once more at the end, if it can
+        with suppress(Exception):  # a function that is also registered with atexit runs once more at the end
             callback()
 
 
 def end() -> NoReturn:
-    """Call them, and end the process."""
+    """Run the functions and finalizers of the process's end, except those of torch's operators, and end the process."""
     alive: Any = getattr(weakref.finalize, "_registry", {})
     for one in list(alive):
         if _is_torchs(one):

@@ -1,4 +1,4 @@
-"""A rank's end of its pipe, and the thread that listens to it."""
+"""A rank's end of its pipe to the controller, and the thread that reads the pipe."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ from pdlcheck.worlds.processes.rank.position import place_of
 __all__ = ["Channel"]
 
 _DEAF = 70  # the exit code of a rank whose listening thread failed: sysexits' "internal software error"
-_LEAVE_S = 1.0  # for what was registered with atexit
+_LEAVE_S = 1.0  # for the functions that were registered with atexit
 
 
 class Channel:
-    """Calls go to the main thread through a queue; others are handled at once, by a thread of its own.
+    """A rank's end of its pipe.
 
-    When the pipe ends, the controller has gone and the process ends, whatever it does at that moment.
+    A thread reads the messages. Calls go to the main thread through a queue; the thread handles other messages at once.
+    When the pipe ends, the controller has gone. Then the process ends, even in the middle of a call.
+
+    Args:
+        connection: the rank's end of the pipe.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -47,22 +51,22 @@ class Channel:
         self._main = threading.main_thread().ident or 0
         self._reported = 0  # the last call whose end was reported
         self._busy = False
-        self.look_s = 0.02  # at the same instruction of a communication call for so long: blocked in it
+        self.look_s = 0.02  # a thread this long at one instruction of a communication call is blocked in it
         self.on_message: Callable[[Command], None] = lambda message: None
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread that reads the pipe."""
         threading.Thread(target=self._listen, name="pdlcheck control", daemon=True).start()
 
     def next_call(self) -> Call | None:
-        """Wait for the next call; None when the controller wants this process to end."""
+        """Wait for the next call and return it; None when the controller wants this process to end."""
         self._busy = False
         call = self._calls.get()
         self._busy = True
         return call
 
     def receive(self) -> Any:
-        """The next message itself; before :meth:`start`."""
+        """Wait for the next message and return it; only before :meth:`start`."""
         return self._connection.recv()
 
     def send(self, report: Report) -> None:
@@ -71,9 +75,9 @@ class Channel:
             put(self._connection, report)
 
     def end(self, call: int, report: Report) -> None:
-        """Report how a call ended, unless that was done."""
+        """Report how a call ended, unless its end was reported already."""
         if threading.get_ident() == self._main:
-            self._busy = False  # before the controller knows, who may then hang up
+            self._busy = False  # before the report, after which the controller may close the pipe
         with self._sending:
             if self._reported < call:
                 self._reported = call
@@ -83,9 +87,9 @@ class Channel:
         try:
             while (message := self._next_message()) is not None:
                 self._handle(message)
-        except (BrokenPipeError, ConnectionResetError):  # the controller went while it was answered
+        except (BrokenPipeError, ConnectionResetError):  # the controller ended while this thread answered it
             pass
-        except BaseException:  # the others would wait for a rank that no longer listens
+        except BaseException:  # the other ranks would wait for a rank that reads no messages
             traceback.print_exc()
             os._exit(_DEAF)
         self._leave()
@@ -110,9 +114,9 @@ class Channel:
                 threading.Thread(target=self._halt, args=(message.call,), daemon=True).start()
 
     def _halt(self, call: int) -> None:
-        """Say where the main thread is as soon as it is clear that it will not end the call by itself.
+        """Report where the main thread is, once it is clear that it will not end the call by itself.
 
-        Until then, say that it may: how long that takes is no matter of seconds, see ``ending.py``.
+        Until then, report that it may still end the call. No fixed number of seconds limits that; see ``ending.py``.
         """
         pause = threading.Event()
         told_to_stop, at_this_place, mark = _own_time(), _own_time(), None
@@ -133,7 +137,7 @@ class Channel:
             os._exit(0)
         self._calls.put(None)
         pause, leaves = threading.Event(), _own_time()
-        while leaves.spent() < _LEAVE_S:  # the main thread runs what was registered with atexit
+        while leaves.spent() < _LEAVE_S:  # the main thread runs the functions registered with atexit
             pause.wait(0.1)
         os._exit(0)
 

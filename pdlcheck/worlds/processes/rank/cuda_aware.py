@@ -14,13 +14,14 @@ __all__ = ["CudaAwareEngine"]
 
 
 class CudaAwareEngine(GroupEngine):
-    """Hands calls on CUDA tensors over with the stream of the rank that posted them."""
+    """An engine that passes on calls on CUDA tensors with the stream of the rank that posted them."""
 
     def post(self, operation: Operation) -> dist.Work:
-        """See :class:`pdlcheck.worlds.watch.Engine`.
+        """Post an operation; see :class:`pdlcheck.worlds.watch.Engine`.
 
         Raises:
-            ValueError: a message of a CUDA tensor. gloo would hand its address to the network and end the process.
+            ValueError: the operation sends or receives a CUDA tensor. gloo would pass its address to the network and
+                end the process.
         """
         tensor = _first_tensor(operation)
         if tensor is None or not tensor.is_cuda:

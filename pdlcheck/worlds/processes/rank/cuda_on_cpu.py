@@ -1,4 +1,4 @@
-"""CUDA code of this rank process on the CPU, from its start to its end."""
+"""The execution of a rank process's CUDA code on the CPU, from its start to its end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _until_the_end = ExitStack()
 
 
 def run_cuda_on_cpu(count: int, own: torch.device, backend: str) -> None:
-    """From now on CUDA code of this process runs on the CPU.
+    """Run the CUDA code of this process on the CPU from now on.
 
     Args:
-        count: number of ranks of this node.
-        own: the device that the rank was given.
-        backend: of its default group, in place of NCCL.
+        count: number of ranks on this node.
+        own: the device that this rank was given.
+        backend: backend of the default group, in place of NCCL.
     """
     global _devices, _first
-    from pdlcheck.worlds.cuda_as_cpu.exchange import exchanged  # it imports FSDP, which few need
+    from pdlcheck.worlds.cuda_as_cpu.exchange import exchanged  # it imports FSDP, which few ranks need
 
     _first = own.index or 0
     _devices = RankDevices(count, _first, backend)
@@ -34,12 +34,12 @@ def run_cuda_on_cpu(count: int, own: torch.device, backend: str) -> None:
 
 
 def runs_cuda_on_cpu() -> bool:
-    """Whether it does."""
+    """Return whether CUDA code of this process runs on the CPU."""
     return _devices is not None
 
 
 def select_first_device() -> None:
-    """Make the device current with which the rank began, whatever ran here before."""
+    """Make the rank's first device the current one again, and forget its streams; whatever ran here before."""
     if _devices is not None:
         _devices.current = _first
         _devices.streams.clear()

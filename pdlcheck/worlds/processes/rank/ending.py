@@ -1,8 +1,8 @@
-"""How far the end of the present call is on its way, where another rank has failed and this one is told to stop.
+"""The time that a rank gets to end its call by itself, after another rank has failed and this one must stop.
 
-A rank that goes on with something else is given a moment. One that leaves its function by an error is given longer, as
-``finally`` blocks may have work to do, and one that writes its report has all the time of the call: which line and
-which values are shown must not depend on how long it takes to write them down.
+A rank that still runs its function gets a short time. A rank that leaves its function by an error gets longer, because
+``finally`` blocks may have work to do. A rank that writes its report gets all the time of the call: the reported line
+and values must not depend on the time that it takes to write them down.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _grace_s = _BUSY_S
 
 
 def begins() -> None:
-    """A call begins."""
+    """Reset the time at the start of a call."""
     global _grace_s
     _grace_s = _BUSY_S
 
 
 def note_error() -> None:
-    """An operation raises on this rank. Other threads than the main one end no call."""
+    """Record that an operation raises on this rank; only an error in the main thread ends a call."""
     global _grace_s
     if threading.current_thread() is threading.main_thread():
         _grace_s = max(_grace_s, _LEAVES_S)
 
 
 def note_report() -> None:
-    """The user's function has ended; what is left is to report it."""
+    """Record that the user's function has ended, and that only the report is left."""
     global _grace_s
     _grace_s = math.inf
 
 
 def grace_s() -> float:
-    """Seconds of its own time that the rank is given from the moment when it was told to stop."""
+    """Return the seconds of its own time that the rank gets, counted from the controller's ``Stop``."""
     return _grace_s

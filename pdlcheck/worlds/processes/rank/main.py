@@ -1,4 +1,4 @@
-"""The main program of a rank: join the default group, then call what the controller sends, to its end."""
+"""The main program of a rank: join the default group, then call each function that the controller sends."""
 
 from __future__ import annotations
 
@@ -80,10 +80,14 @@ _LIMITS = {
 
 
 def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, placed: bool = False) -> NoReturn:
-    """Serve as one rank.
+    """Serve as one rank until the controller closes the pipe.
 
-    ``fds``: pipe, stdout, stderr, journal; the board, if there is one; on rank 0, the store's listening socket.
-    ``placed``: a fork of a template, which has taken the rank's place already.
+    Args:
+        fds: descriptors of the pipe, stdout, stderr and the journal; then the board, if there is one; on rank 0, last
+            the store's listening socket.
+        missing: preloaded modules that could not be imported, with the reason.
+        server_pid: pid of the process that forked this one.
+        placed: True in a fork of a template, which has taken the rank's place already.
     """
     begin(fds, server_pid)
     channel = Channel(Connection(fds[0]))
@@ -99,7 +103,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     if start.watch:
         announcer.reminders.start()
         channel.on_message = announcer.handle
-        channel.look_s = 0.1  # a watched wait ends by itself: only a call of the real group can be blocked
+        channel.look_s = 0.1  # a watched wait ends by itself, so only a call of the real group can be blocked
         backend_of(start.backend).watch(announcer)
     channel.start()
     store = _join(start, fds[-1] if start.rank == 0 else None)
@@ -108,24 +112,25 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
         announcer.begin(call.call)
         begin_call()
         _serve(call, start, store, channel, announcer)
-    del store  # rank 0 hosts it: kept until here
+    del store  # rank 0 hosts the store, so it must live until here
     end()
 
 
 def begin(fds: Sequence[int], parent_pid: int) -> None:
-    """What concerns the process alone: its end, and where it writes."""
+    """Set up the process itself: its end with its parent, its journal and its output streams."""
     _die_with(parent_pid)
     adopt_orphans()
     open_journal(fds[3])
-    # text files in every fork; whatever the locale, the controller reads UTF-8, and pytest's capture refuses no letter
+    # The streams are text files in every fork. The controller reads UTF-8, whatever the locale is. Like pytest's
+    # capture, the streams must accept every character.
     sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)  # the main thread comes last
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)  # the main thread's stack comes last
 
 
 def take_place(start: Start) -> None:
-    """Be that rank, as far as this is possible without a group."""
+    """Take the place of the rank, as far as this needs no group: variables, rank, threads and device."""
     os.environ.update(start.variables)
     take_rank(start.rank, start.world_size)
     torch.set_num_threads(start.threads)
@@ -149,7 +154,7 @@ def _join(start: Start, listening: int | None) -> TCPStore:
         start.world_size,
         is_master=start.rank == 0,
         wait_for_workers=False,
-        master_listen_fd=listening,  # bound to that host; torch's own would listen everywhere
+        master_listen_fd=listening,  # bound to that host only; torch's own socket would listen on every interface
     )
     meet_at(start.host, start.port)
     _init(start, store)
@@ -158,7 +163,7 @@ def _join(start: Start, listening: int | None) -> TCPStore:
 
 
 def _rejoin(call: int, start: Start, store: TCPStore) -> None:
-    """A new default group on the same store; names of other groups count from the start again."""
+    """Make a new default group on the same store; torch numbers the other groups from the start again."""
     leave_group()
     join_group()
     own = PrefixStore(f"call {call}", store)
@@ -207,14 +212,14 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         ending.note_report()
         announcer.end(failed=True)
         report = Halted(call.call, str(error), _aftermath(default_group, announcer))
-    except BaseException as error:  # every way to fail is a report, sys.exit and Ctrl-C included
+    except BaseException as error:  # every failure becomes a report, sys.exit and Ctrl-C included
         ending.note_report()
         if isinstance(error, MemoryError):
-            traceback.clear_frames(error.__traceback__)  # what the function hoarded, to have room for the report
+            traceback.clear_frames(error.__traceback__)  # free the function's objects, so that the report has room
         announcer.end(failed=True)
         after = _aftermath(default_group, announcer)
         if was_lost(error):
-            after = replace(after, default_group=False)  # of no use without the device
+            after = replace(after, default_group=False)  # the group is of no use without the device
         report = _failed(call.call, error, start.rank, after)
     if fn is not None and not is_our_own(fn):
         end_call()
@@ -233,7 +238,12 @@ def _called(fn: Any, args: Any, kwargs: Any, announcer: Announcer) -> Any:
 
 
 def adopt(changes: Changes, own: Mapping[str, str]) -> None:
-    """Take over what changed around the controller's code, but for the rank's own variables."""
+    """Apply what has changed around the controller's code: import path, arguments, directory and environment.
+
+    Args:
+        changes: the changes since the last call.
+        own: environment variables of the rank itself, which stay as they are.
+    """
     if changes.path is not None:
         sys.path[:] = changes.path
     if changes.arguments is not None:
@@ -257,17 +267,17 @@ def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) ->
 
 
 def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -> None:
-    """Undo what an earlier call may have left behind; every rank has random streams of its own.
+    """Reset the state that an earlier call may have left behind, and seed the rank's own random streams.
 
     Args:
-        seed: of the streams.
-        start: what the rank was told first.
-        settings: of torch, those of the controller.
+        seed: the seed of all ranks; each rank derives a seed of its own from it.
+        start: the first message to the rank.
+        settings: torch's settings in the controller.
     """
     own_seed = seed * 10_007 + start.rank
     if torch.accelerator.current_accelerator() is None:
         torch.default_generator.manual_seed(own_seed)
-    else:  # where there is nothing to seed it would note a stack trace for each kind of device, at every call
+    else:  # without an accelerator, this would record a stack trace for each kind of device, at every call
         torch.manual_seed(own_seed)
     select_own_device()
     select_first_device()
@@ -276,7 +286,7 @@ def fresh_state(seed: int, start: Start, settings: Settings = AS_TORCH_BEGINS) -
     put(settings)
     for which, limits in _LIMITS.items():
         if resource.getrlimit(which) != limits:
-            with contextlib.suppress(ValueError, OSError):  # the hard limit was lowered: not ours to raise
+            with contextlib.suppress(ValueError, OSError):  # a lowered hard limit cannot be raised again
                 resource.setrlimit(which, limits)
     if torch.get_num_threads() != start.threads:
         torch.set_num_threads(start.threads)
@@ -304,11 +314,12 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
 
 
 def _sendable(error: BaseException, rank: int, text: str) -> RankFailed:
-    """An error that the controller can raise, with what was noted at the rank's own."""
+    """Return an error that the controller can raise, with the text attributes of the rank's own error."""
     failed = as_failure(rank, error, text)
     vars(failed).update(_words(error))
     return failed
 
 
 def _words(error: BaseException) -> dict[str, str]:
+    """Return the attributes of an error that are strings."""
     return {name: value for name, value in vars(error).items() if isinstance(value, str)}

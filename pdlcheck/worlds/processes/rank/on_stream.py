@@ -1,8 +1,8 @@
-"""Gives a group's calls on CUDA tensors the stream of the rank that posted them.
+"""The CUDA stream of the posting rank, for a group's calls on CUDA tensors.
 
-A watched call is made later, by the control thread, whose current stream is another one: without the poster's stream
-the group would not wait for what the poster has queued. Nor would what is put behind a future: gloo tells the host that
-it is done before the device has the result.
+The control thread may make a watched call later, and its current stream is a different one. Without the poster's
+stream, the group would not wait for the work that the poster has queued. The callbacks of a future have the same
+problem: gloo reports to the host that an operation is done before the device has the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["OnStream"]
 
 
 class OnStream:
-    """A group whose methods run with ``stream`` as the current one."""
+    """A group whose methods run with ``stream`` as the current CUDA stream."""
 
     def __init__(self, group: Any, stream: torch.cuda.Stream) -> None:
         self._group = group
@@ -26,7 +26,10 @@ class OnStream:
 
     @contextmanager
     def behind(self, work: dist.Work) -> Iterator[None]:
-        """In the block, what is queued comes after the result of ``work``, which the host has been told is done."""
+        """Make the device work that the block queues wait for the result of ``work``.
+
+        gloo has reported ``work`` as done to the host only.
+        """
         with torch.cuda.stream(self._stream):
             work.synchronize()
             yield

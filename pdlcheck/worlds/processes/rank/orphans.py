@@ -1,7 +1,8 @@
-"""What ranks have started and left behind, in sessions of their own too: found on Linux, and ended.
+"""The processes that ranks have started and left behind: on Linux they are found and ended, in any session.
 
-A process whose parent ends becomes a child of the nearest ancestor that adopts orphans. Ranks and those that fork them
-do: what a rank has started stays below it as long as it lives, and then comes to the process that forked it.
+A process whose parent ends becomes a child of the nearest ancestor that adopts orphans. Ranks adopt orphans, and so do
+the processes that fork ranks. So the descendants of a rank stay below it while it lives. When the rank ends, they
+become children of the process that forked it.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from collections.abc import Collection, Iterator
 
 __all__ = ["SERVER", "adopt_orphans", "are_found", "children", "end_marked", "end_orphans"]
 
-SERVER = "PDLCHECK_FORK_SERVER"  # in the environment of a fork server and of all below it: which one it is
+SERVER = "PDLCHECK_FORK_SERVER"  # set in the environment of a fork server and its descendants; identifies it
 
 _PR_SET_CHILD_SUBREAPER = 36
-# they delete what a process leaves in shared memory, and end by themselves once it has ended
+# These delete what a process leaves in shared memory, and end by themselves after the process.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
 def adopt_orphans() -> None:
-    """From now on this process becomes the parent of descendants whose parent ends."""
+    """Make this process the parent of each descendant whose own parent ends from now on; no effect except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def are_found() -> bool:
-    """Whether the system tells of the children of a process; elsewhere only process groups can be ended."""
+    """Return whether the system lists the children of a process; if not, only process groups can be ended."""
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def children(pid: int) -> set[int]:
-    """Those of a process that have not been waited for."""
+    """Return the pids of the children of a process that it has not waited for."""
     found: set[int] = set()
     with contextlib.suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -44,9 +45,13 @@ def children(pid: int) -> set[int]:
 
 
 def end_orphans(own: Collection[int]) -> bool:
-    """Kill the children of this process but ``own``, those of ranks that have ended; wait for those that are dead.
+    """Kill the orphans of ranks that have ended, and wait for the dead ones.
 
-    True if some are left that shall end: theirs come here next.
+    Args:
+        own: pids of the children that are not orphans; they are left alone.
+
+    Returns:
+        True if orphans are left that must end; their own children become children of this process next.
     """
     left = False
     for pid in children(os.getpid()).difference(own):

@@ -16,15 +16,15 @@ from pdlcheck.worlds.exceptions import text_of
 __all__ = ["loads_on_own_device", "own_device", "select_own_device", "take_device", "was_lost"]
 
 _own = torch.device("cpu")
-_is_real = True  # else it is a name for the CPU
+_is_real = True  # False if the device is only a name for the CPU
 
 
 def take_device(kind: str, backend: str, local_rank: int, *, cuda_as_cpu: bool = False) -> torch.device:
-    """Choose the device of this rank, before it joins a group.
+    """Choose the device of this rank, before it joins a group, and return it.
 
     Raises:
         RuntimeError: the process that forked this one has used CUDA, or this machine has no CUDA device.
-        WorldTooSmall: with nccl, it has too few.
+        WorldTooSmall: each rank needs a device of its own, as with nccl, and this machine has too few.
     """
     global _own, _is_real
     if kind == "cuda" and cuda_as_cpu:
@@ -46,20 +46,20 @@ def take_device(kind: str, backend: str, local_rank: int, *, cuda_as_cpu: bool =
 
 
 def own_device() -> torch.device:
-    """The device that this rank was given."""
+    """Return the device that this rank was given."""
     return _own
 
 
 def select_own_device() -> None:
-    """Make it the current one, whatever ran here before."""
+    """Make the device of this rank the current one, whatever ran here before."""
     if _own.type == "cuda" and _is_real:
         torch.cuda.set_device(_own)
 
 
 def loads_on_own_device(data: bytes) -> Any:
-    """As ``pickle.loads``; a CUDA tensor comes to the device of this rank, wherever the controller had it.
+    """Unpickle like ``pickle.loads``, but load every CUDA tensor to the device of this rank.
 
-    The controller has its tensors on one device, and no two ranks of nccl may use the same.
+    The controller has its tensors on one device, and no two ranks of nccl may use the same device.
     """
     return pickle.loads(data) if _own.type == "cpu" or not _is_real else _ToOwnDevice(io.BytesIO(data)).load()
 
@@ -72,17 +72,17 @@ class _ToOwnDevice(pickle.Unpickler):
 
 
 def _storage_on_own_device(data: bytes) -> Any:
-    """What ``torch.storage._load_from_bytes`` does, which torch's tensors name to be pickled."""
+    """Load a storage to this rank's device; replaces ``torch.storage._load_from_bytes``, which pickled tensors call."""
     return torch.load(io.BytesIO(data), map_location=_moved, weights_only=False)
 
 
 def _moved(storage: Any, location: str) -> Any:
-    """None leaves it to torch."""
+    """Return a CUDA storage on this rank's device; return None to leave another storage to torch."""
     return storage.cuda(_own.index) if location.startswith("cuda") else None
 
 
 def was_lost(error: BaseException) -> bool:
-    """Whether this process cannot use its device any more: an error inside CUDA stays until the process ends.
+    """Return whether this process can no longer use its device: an error inside CUDA stays until the process ends.
 
     Example:
         >>> was_lost(RuntimeError("CUDA error: device-side assert triggered"))

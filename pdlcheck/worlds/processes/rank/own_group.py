@@ -1,4 +1,4 @@
-"""The first ``init_process_group`` of a program takes the default group that its rank has, as on simulated ranks."""
+"""The default group of a rank, which a program takes by its first ``init_process_group``, as on simulated ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _init = c10d.init_process_group
 
 
 def offer_groups() -> None:
-    """Once in a rank, after it has joined its own."""
+    """Replace ``init_process_group``; a rank calls this once, after it has joined its default group."""
     c10d.init_process_group = dist.init_process_group = _adopt
 
 
 def offer(group: dist.ProcessGroup | None) -> None:
-    """Before each call: no program has taken ``group`` yet."""
+    """Offer ``group`` to the first ``init_process_group`` of the next call, unless the rank has left its groups."""
     global _offered
     _offered = None if _is_left else group
 
 
 def leave_group() -> None:
-    """Leave all groups; from now on the program makes those that it needs."""
+    """Leave all groups; from now on, the program makes the groups that it needs."""
     global _is_left
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -38,13 +38,13 @@ def leave_group() -> None:
 
 
 def join_group() -> None:
-    """From now on the rank has a default group that programs may take."""
+    """Record that the rank will have a default group again, which programs may take."""
     global _is_left
     _is_left = False
 
 
 def is_as_begun(group: dist.ProcessGroup | None) -> bool:
-    """Does the rank have this default group still, or none that is of use to another call?"""
+    """Return whether the rank still has the default group ``group``; also True after :func:`leave_group`."""
     return _is_left or (dist.is_initialized() and dist.group.WORLD is group)
 
 

@@ -1,6 +1,7 @@
-"""Which rank this process is. It knows before it joins a group, as a template of ranks never does.
+"""The rank of this process, and whether it runs user code.
 
-And whether it runs what it was started for: a file that it imports may run a world, that code may not.
+The rank is set before the process joins a group; a template of ranks never joins one. A file that a rank imports may
+run a world, but the user's function or test on a rank may not.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ _runs_users_code = False
 
 
 def take_rank(rank: int, world_size: int) -> None:
-    """When the process starts."""
+    """Set the rank and the world size; called when the process starts."""
     global _rank, _world_size
     _rank, _world_size = rank, world_size
 
 
 def own_rank() -> int:
-    """From 0 to the world size - 1."""
+    """Return the rank of this process, from 0 to the world size - 1."""
     return _rank
 
 
 def own_world_size() -> int:
-    """Number of ranks of the default group."""
+    """Return the number of ranks of the default group."""
     return _world_size
 
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """A function of the user's runs in the block, or a test of theirs."""
+    """Mark the block as user code: it runs a function or a test of the user."""
     global _runs_users_code
     before, _runs_users_code = _runs_users_code, True
     try:
@@ -42,5 +43,5 @@ def users_code() -> Iterator[None]:
 
 
 def runs_users_code() -> bool:
-    """True in a rank, while it does."""
+    """Return whether this rank runs user code now; always False outside a rank."""
     return _runs_users_code

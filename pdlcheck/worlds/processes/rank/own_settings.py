@@ -1,6 +1,6 @@
-"""What a rank's code may set besides what a call brings with it: it holds where files or wider fixtures have set it.
+"""The settings that no call brings with it; values that files or wider fixtures have set stay for later calls.
 
-That are torch's default device and modes, numpy's handling of errors, decimal's context, ``sys.stdout`` and
+These are: torch's default device and modes, numpy's handling of errors, decimal's context, ``sys.stdout`` and
 ``sys.stderr``.
 """
 
@@ -18,7 +18,7 @@ from pdlcheck.worlds.modes import Modes, leave_above, modes
 
 __all__ = ["hold", "put_back"]
 
-_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs do not tell it
+_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs lack it
 
 
 class _Settings(NamedTuple):
@@ -40,13 +40,13 @@ _held = _present()
 
 
 def hold() -> None:
-    """What is set now holds for the calls that come."""
+    """Keep the present settings for later calls."""
     global _held
     _held = _present()
 
 
 def put_back() -> None:
-    """Let that be set which holds."""
+    """Restore the settings that :func:`hold` has kept."""
     now = _present()
     if now.device != _held.device:
         torch.set_default_device(_held.device)
@@ -54,5 +54,5 @@ def put_back() -> None:
         np.seterr(**_held.numpy)
     if not is_same(now.decimal, _held.decimal):
         decimal.setcontext(_held.decimal.copy())
-    leave_above(_held.modes)  # after the default device, which is a mode, too
+    leave_above(_held.modes)  # after the default device, because that is a mode too
     sys.stdout, sys.stderr = _held.out, _held.err

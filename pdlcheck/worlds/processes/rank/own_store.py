@@ -1,6 +1,6 @@
-"""What ``init_process_group`` of a user finds at MASTER_ADDR and MASTER_PORT in a rank: the store of its pool.
+"""The store of the pool, which a user's ``init_process_group`` finds at MASTER_ADDR and MASTER_PORT in a rank.
 
-torch would open a second server there, and groups made one after the other would read each other's addresses.
+torch would open a second server there, and groups that are made one after the other would read each other's addresses.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["meet_at"]
 
 
 def meet_at(host: str, port: int) -> None:
-    """Let ranks that meet there do so in the store that is there, each time under names of its own."""
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute it is a function
+    """Make each rendezvous at this address use the store that listens there, each time under names of its own."""
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # its package has a function of this name
     torchs = rendezvous._create_c10d_store
     times = itertools.count()
 

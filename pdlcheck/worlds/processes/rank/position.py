@@ -1,4 +1,4 @@
-"""Where a thread is, in the words of the user's code: the communication call, the file, the line."""
+"""The position of a thread in terms of the user's code: the communication call, the file and the line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
 _WORLDS = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
-_ITS_PLACE = operator.attrgetter("f_lineno", "f_lasti")  # other attributes are audited, in Python where one adds a hook
+_ITS_PLACE = operator.attrgetter("f_lineno", "f_lasti")  # other attributes call audit hooks, which may be Python
 _one_at_a_time = threading.Lock()
 
 
@@ -36,8 +36,8 @@ class Place:
     Args:
         words: ``in all_reduce at train.py:12``, ``at train.py:12``, or empty outside the user's code.
         stack: the frames, innermost last, as a traceback shows them.
-        communicates: the thread is inside ``torch.distributed`` or a watched operation.
-        mark: equal for two moments between which the thread has not moved.
+        communicates: True if the thread is inside ``torch.distributed`` or a watched operation.
+        mark: a value that is equal at two moments if the thread has not moved between them.
     """
 
     def __init__(self, words: str, stack: str, communicates: bool, mark: object) -> None:
@@ -54,12 +54,18 @@ class _Frame(NamedTuple):
 
 
 def place_of(thread_id: int) -> Place:
-    """Where the Python thread ``thread_id`` is."""
+    """Return the position of the Python thread ``thread_id``."""
     return _place(_frames_of(thread_id))
 
 
 def places_of(thread_ids: Mapping[int, int]) -> dict[int, Place]:
-    """Where several threads are, by their names, all at one moment: their source, which takes time, is read later."""
+    """Return the positions of several threads, all at one moment, by name.
+
+    The source lines are read after that, because it takes time.
+
+    Args:
+        thread_ids: name -> thread id.
+    """
     return {name: _place(seen) for name, seen in [(name, _frames_of(each)) for name, each in thread_ids.items()]}
 
 
@@ -70,24 +76,24 @@ def _place(seen: Sequence[tuple[FrameType, tuple[int | None, int]]]) -> Place:
     for frame in frames:
         kind = KIND_OF_FILE[frame.path]
         if kind in ("user", "tests", "wrapper") and not _is_of_library(frame.path):
-            if kind != "wrapper" or not where:  # a wrapper's line only if no user's line follows
+            if kind != "wrapper" or not where:  # use a wrapper's line only if no user's line follows
                 where = f"at {short(frame.path)}:{frame.line}"
             if kind != "wrapper":
                 break
         if frame.path.startswith(_DISTRIBUTED):
             communicates = True
-            if frame.function != "wrapper":  # of torch's logging decorators
+            if frame.function != "wrapper":  # the name in torch's logging decorators
                 call = frame.function
     words = f"in {call} {where}" if call and where else where
     return Place(words, _stack(frames), communicates, mark)
 
 
 def _frames_of(thread_id: int) -> list[tuple[FrameType, tuple[int | None, int]]]:
-    """The frames of a thread at one moment, innermost first, each with its line and its last instruction.
+    """Return the frames of a thread at one moment, innermost first, each with its line and its last instruction.
 
-    Nobody else runs meanwhile: one call of C code goes through all frames, and no collection of garbage interrupts it.
-    On CPython 3.11 a new frame object may start a collection, a finalizer may let the other threads run, the frame may
-    end, and its object then reads whatever comes to lie in that memory.
+    No other thread runs meanwhile: one call of C code reads all frames, and no garbage collection interrupts it. On
+    CPython 3.11, a new frame object may start a collection, and a finalizer may let other threads run. Then the frame
+    may end, and its object reads whatever lies in that memory later.
     """
     with _one_at_a_time:
         collects = gc.isenabled()
@@ -122,7 +128,7 @@ def _is_of_library(path: str) -> bool:
 
 
 def is_machinery(path: str) -> bool:
-    """What calls the user's code: this package's own files, and pytest's where a test runs."""
+    """Return whether a file calls the user's code: a file of this package, or of pytest where a test runs."""
     return path == "<string>" or path.startswith(_WORLDS) or calls_tests(path)
 
 

@@ -1,4 +1,4 @@
-"""Looks after operations for which a rank may wait where nobody sees it: in C++, inside a backward pass."""
+"""Reminders of operations for which a rank may wait undetected: in C++, inside a backward pass."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Protocol
 
 __all__ = ["Remembered", "Reminders"]
 
-_AFTER_S = 0.05  # most are under way on all ranks by then
+_AFTER_S = 0.05  # by then, most operations are launched on all ranks
 
 
 class Remembered(Protocol):
-    """Such an operation."""
+    """An operation that may need a reminder."""
 
     def remind(self) -> None:
-        """Go on, unless that has happened; called in another thread."""
+        """Make the operation go on, unless it has done so; called in another thread."""
 
 
 class Reminders:
-    """Reminds each operation once, after a while, in a thread of its own."""
+    """A thread that reminds each operation once, after a while."""
 
     def __init__(self) -> None:
         self._due: deque[tuple[float, Remembered]] = deque()
@@ -31,12 +31,12 @@ class Reminders:
         threading.Thread(target=self._run, name="pdlcheck reminders", daemon=True).start()
 
     def add(self, operation: Remembered) -> None:
-        """Remind it in a while."""
+        """Remind ``operation`` after a while."""
         self._due.append((perf_counter() + _AFTER_S, operation))
         self._some.set()
 
     def clear(self) -> None:
-        """Forget all: they have ended."""
+        """Forget all operations, because they have ended."""
         self._due.clear()
 
     def _run(self) -> None:

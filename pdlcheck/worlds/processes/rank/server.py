@@ -1,12 +1,16 @@
-"""A process that forks ranks: it waits, forks and reports who ended; it never computes.
+"""A process that forks ranks: it waits, forks, and reports which ranks have ended; it never computes.
 
-The fork server imports what ranks need and forks them, or templates of them, which serve in the same way.
+The fork server imports the modules that ranks need. It forks ranks, or templates, which serve in the same way.
 
-A fork of a process that has used torch's threads hangs at its first parallel operation, so this process must
-only import. ``multiprocessing``'s fork server does the same job but leaves its socket's directory behind when
-the controller is killed, imports the user's ``__main__`` again in every child, hides errors of its preload
-list, and there is one for the whole program; this one is reached through a nameless socket pair and dies with
-its controller.
+A fork of a process that has used torch's threads hangs at its first parallel operation, so this process must only
+import. The fork server of ``multiprocessing`` does the same job, but it does not fit here:
+
+- It leaves the directory of its socket behind when the controller is killed.
+- It imports the user's ``__main__`` again in every child.
+- It hides errors of its preload list.
+- There is only one for the whole program.
+
+This server is reached through an unnamed socket pair, and ends with its controller.
 """
 
 from __future__ import annotations
@@ -47,14 +51,14 @@ __all__ = [
 ]
 
 HEADER = struct.Struct("!cii")  # request, two numbers
-STATUS = struct.Struct("!i")  # through a rank's status pipe: first its pid, at its end the exit code
+STATUS = struct.Struct("!i")  # sent through the status pipe of a fork: first its pid, later its exit code
 FORK, IMPORT, SIGNAL = b"F", b"I", b"S"
-RANK, TEMPLATE = 0, 1  # what to fork
-STACK_SIGNAL = signal.SIGUSR1  # at which a rank writes its stack, where Python does not run
+RANK, TEMPLATE = 0, 1  # the kinds of forks
+STACK_SIGNAL = signal.SIGUSR1  # a rank writes its stack at this signal, even while no Python code runs
 
 _MAX_FDS = 8
 _EX_SOFTWARE = 70
-_END_S = 5.0  # at most, for templates to end with their ranks, and for what ranks have started: machines may be loaded
+_END_S = 5.0  # the limit for the end of templates, and of the ranks' descendants; machines may be loaded
 
 Program = Callable[[int, Sequence[int], Mapping[str, str], int, int], NoReturn]
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -62,9 +66,14 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 @dataclass(slots=True)
 class _Forks:
-    """Those of this process that live. ``status``: the pipe of each; ``templates``: which of them fork themselves.
+    """The living forks of this process.
 
-    ``helpers``: other processes, which imports have started here. ``ending``: all of them are being ended.
+    Args:
+        owner: pid of this process.
+        status: the status pipe of each fork, by pid.
+        templates: pids of the forks that fork ranks themselves.
+        helpers: pids of other children, which imports have started.
+        ending: True while all forks are being ended.
     """
 
     owner: int = field(default_factory=os.getpid)
@@ -75,9 +84,9 @@ class _Forks:
 
 
 def main(control_fd: int, controller_pid: int) -> NoReturn:
-    """The fork server."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # for ranks, also where a shell ignores it
-    gc.disable()  # a collection would leave holes, which are filled in every rank's own copy of the page
+    """Run the fork server."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # for ranks, even if the shell ignores it
+    gc.disable()  # a collection would leave holes, and filling them would copy pages in every rank
     serve(socket.socket(fileno=control_fd), controller_pid, _program, missing={}, own_fds=())
 
 
@@ -86,22 +95,27 @@ def serve(
 ) -> NoReturn:
     """Serve requests until the controller has gone, then kill every rank.
 
-    FORK n kind, with n file descriptors: fork a rank or a template; the first is its status pipe, the rest its own.
-    IMPORT n 0, then n bytes of JSON: import these modules, for the ranks forked from now on.
-    SIGNAL pid signal: send a signal to a rank. When a rank has ended, all processes that it started are killed.
+    The requests are:
+
+    - ``FORK n kind``, with n file descriptors: fork a rank or a template. The first descriptor is its status pipe, the
+      others are the fork's own.
+    - ``IMPORT n 0``, then n bytes of JSON: import these modules, for the ranks that are forked later.
+    - ``SIGNAL pid signal``: send a signal to a rank.
+
+    When a rank has ended, all processes that it started are killed.
 
     Args:
-        control: where requests come from.
-        controller_pid: whose end is the end of this process.
-        program: what a fork runs: called with its kind, its descriptors, ``missing``, the pid of this process and of
-            the controller.
+        control: the socket that requests come from.
+        controller_pid: pid of the controller; this process ends with it.
+        program: the function that a fork runs. Its arguments are the kind, the fork's descriptors, ``missing``, and the
+            pids of this process and the controller.
         missing: modules that could not be imported, with the reason.
         own_fds: descriptors that forks do not need.
     """
     forks = _Forks(helpers=children(os.getpid()))
     adopt_orphans()
     handlers: dict[int, _Handler] = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is the controller's to handle
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the controller handles Ctrl-C
         signal.SIGCHLD: signal.signal(signal.SIGCHLD, lambda *_: None),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: None if forks.ending else _end(forks)),
     }
@@ -146,18 +160,24 @@ def serve(
 
 
 def _watch_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends, even if a child of it holds our socket."""
+    """Return a descriptor that becomes readable when the process ends; None if the system has none.
+
+    Unlike the end of the socket, it works even if a child of the process holds the socket.
+    """
     if not hasattr(os, "pidfd_open"):
         return None  # not Linux
     try:
         return os.pidfd_open(pid)
     except OSError:
-        return None  # an old kernel, or a sandbox; the end of the socket tells as well
+        return None  # an old kernel, or a sandbox; the end of the socket is detected as well
 
 
 @contextlib.contextmanager
 def _noticing_hang_up(control: socket.socket, forks: _Forks) -> Iterator[None]:
-    """An import may take long, and the controller may end meanwhile: a thread notices. It has ended before any fork."""
+    """End this process if the controller ends while the block runs, because an import may take long.
+
+    The thread that detects the end has itself ended before any fork.
+    """
     done_r, done_w = os.pipe()
     poll = select.poll()
     poll.register(control, 0)
@@ -183,15 +203,15 @@ def _import(names: list[str]) -> dict[str, str]:
     for name in names:
         try:
             importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # whatever the module does: the controller reports it
+        except (Exception, SystemExit) as error:  # the controller reports every error of a module
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
 
 
 def _fork(fds: list[int], forks: _Forks, kind: int) -> int:
-    """Returns 0 in the fork."""
+    """Fork a rank or a template; return its pid, 0 in the fork, or -1 if the system refuses."""
     status, *rest = fds
-    gc.freeze()  # what was imported stays; a rank that looked through it for garbage would copy all of it
+    gc.freeze()  # imported objects stay; a garbage collection over them in a rank would copy them all
     try:
         pid = os.fork()
     except OSError as error:
@@ -202,7 +222,7 @@ def _fork(fds: list[int], forks: _Forks, kind: int) -> int:
     if pid == 0:
         return 0
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # the child does it too: whoever is first
+        os.setpgid(pid, pid)  # the child does it too, and either may be first
     forks.status[pid] = status
     if kind == TEMPLATE:
         forks.templates.add(pid)
@@ -215,7 +235,7 @@ def _fork(fds: list[int], forks: _Forks, kind: int) -> int:
 def _restore(handlers: Mapping[int, _Handler]) -> None:
     signal.set_wakeup_fd(-1)
     for signo, handler in handlers.items():
-        signal.signal(signo, handler if handler is not None else signal.SIG_DFL)  # None: not from Python
+        signal.signal(signo, handler if handler is not None else signal.SIG_DFL)  # None: it was not set from Python
 
 
 def _become(program: Program, kind: int, fds: list[int], missing: dict[str, str], controller_pid: int) -> NoReturn:
@@ -227,7 +247,7 @@ def _become(program: Program, kind: int, fds: list[int], missing: dict[str, str]
         os.dup2(fds[2], 2)
         program(kind, fds, missing, server, controller_pid)
     except BaseException:
-        for name, why in missing.items():  # a second attempt at an import fails for another reason than the first
+        for name, why in missing.items():  # a second import fails for another reason than the first
             print(f"the fork server could not import {name}: {why}", file=sys.stderr)
         traceback.print_exc()
         sys.stderr.flush()
@@ -240,7 +260,7 @@ def _program(kind: int, fds: Sequence[int], missing: Mapping[str, str], server: 
         from pdlcheck.worlds.processes.rank.template import main as template_main
 
         template_main(fds, missing, server, controller)
-    from pdlcheck.worlds.processes.rank.main import main as rank_main  # preloaded; here its errors reach stderr
+    from pdlcheck.worlds.processes.rank.main import main as rank_main  # preloaded; its errors reach stderr here
 
     rank_main(fds, missing, server)
 
@@ -260,7 +280,7 @@ def _reap(forks: _Forks) -> None:
         if not waited_for:
             continue
         if not are_found():
-            _signal(pid, signal.SIGKILL)  # the group of what it started and left behind
+            _signal(pid, signal.SIGKILL)  # the process group that it left behind
         del forks.status[pid]
         forks.templates.discard(pid)
         ended.append((status, os.waitstatus_to_exitcode(code)))
@@ -271,15 +291,15 @@ def _reap(forks: _Forks) -> None:
 
 
 def _tell(status: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # the controller no longer listens
+    with contextlib.suppress(OSError):  # the controller has closed its end
         os.write(status, STATUS.pack(number))
 
 
 def _end(forks: _Forks) -> NoReturn:
-    if os.getpid() != forks.owner:  # a signal has met a fork before it has its own handlers
+    if os.getpid() != forks.owner:  # the signal came to a fork that has no handlers of its own yet
         os._exit(_EX_SOFTWARE)
     forks.ending = True
-    for pid in forks.templates:  # only they can tell what their ranks have started
+    for pid in forks.templates:  # only they can find the processes that their ranks have started
         _signal(pid, signal.SIGTERM)
         _signal(pid, signal.SIGCONT)
     until = time.monotonic() + _END_S
@@ -295,7 +315,7 @@ def _end(forks: _Forks) -> NoReturn:
 
 
 def _runs(pid: int) -> bool:
-    """A process that has ended is not waited for: its number stays its own."""
+    """Return whether a child runs; an ended child is not reaped, so that its pid stays its own."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 

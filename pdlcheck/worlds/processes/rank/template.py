@@ -1,7 +1,7 @@
-"""The main program of a template: be a rank but for its group, do what every fork would do first, then fork ranks.
+"""The main program of a template: take a rank's place without a group, do the common work of all forks, fork ranks.
 
-What the user's code does in a template it does once, and every fork has it: that is right for what is in memory. Where
-there is more, the template says that it is unfit and ends; see ``unfit.py``.
+User code runs once in a template, and every fork has its effects. That is right for effects in memory. If there are
+other effects, the template reports that it is unfit, and ends; see ``unfit.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ __all__ = ["main"]
 
 
 def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, controller_pid: int) -> NoReturn:
-    """Serve as the template of one rank. ``fds``: pipe, stdout, stderr, journal."""
+    """Serve as the template of one rank.
+
+    Args:
+        fds: descriptors of the pipe, stdout, stderr and the journal.
+        missing: preloaded modules that could not be imported, with the reason.
+        server_pid: pid of the fork server.
+        controller_pid: pid of the controller; the template ends with it.
+    """
     begin(fds, server_pid)
     connection = Connection(fds[0])
     prepare: Prepare = connection.recv()
@@ -43,7 +50,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, contro
 
 
 def _prepare(prepare: Prepare) -> str:
-    """Why the process must not be forked; empty if it may."""
+    """Call the functions of ``prepare``; return why the process must not be forked then, empty if it may."""
     *ours, users = prepare.calls
     try:
         adopt(prepare.changes, prepare.start.variables)
@@ -52,7 +59,7 @@ def _prepare(prepare: Prepare) -> str:
         watch = Watch()
         with without_group() as asked:
             _call(prepare, users)
-    except BaseException as error:  # where it is no matter of templates, the ranks will say so
+    except BaseException as error:  # if a template is not the cause, the ranks will report it
         return f"{type(error).__name__}: {error}"
     return "it has asked for its group" if asked else watch.unfit()
 

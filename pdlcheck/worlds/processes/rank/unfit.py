@@ -1,4 +1,4 @@
-"""What makes a process unfit to be forked into ranks: whatever a fork would lack, or would share with other forks."""
+"""The reasons why a process must not be forked into ranks: state that a fork would lack, or share with other forks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _C10D = c10d.__file__
 
 
 class Watch:
-    """Knows what there was at its making."""
+    """A detector of new state in this process; state from before its creation does not count."""
 
     def __init__(self) -> None:
         self._at_exit = _registered()
         self._files = set(_files())
 
     def unfit(self) -> str:
-        """Why this process must not be forked by now; empty if it may."""
+        """Return why this process must not be forked now; empty if it may."""
         if not os.path.isdir("/proc/self/task"):
             return "there is no /proc to look for threads"
         if len(os.listdir("/proc/self/task")) > 1:
@@ -48,7 +48,7 @@ class Watch:
 
 
 class _WithoutGroup(c10d._World):
-    """torch's own state, where asking for the default group is told."""
+    """A class for torch's own state that records each read of the default group, and raises an error at it."""
 
     @property
     def default_pg(self) -> dist.ProcessGroup | None:
@@ -63,7 +63,7 @@ class _WithoutGroup(c10d._World):
 
 
 class _NoGroupYet(BaseException):
-    """Not for users to catch."""
+    """An error that ``except Exception`` in user code does not catch."""
 
 
 _asked: list[bool] = []
@@ -71,13 +71,13 @@ _asked: list[bool] = []
 
 @contextmanager
 def without_group() -> Iterator[list[bool]]:
-    """While the block runs, to ask for the default group fails; yields a list that is empty if nobody did.
+    """Raise an error at each read of the default group in the block; yield a list that is empty if there was none.
 
-    An answer would be wrong: the forks have one.
+    Any answer would be wrong, because the forks have a default group.
     """
     world = c10d._world
     kind = type(world)
-    world.__class__ = _WithoutGroup  # many modules have this very object
+    world.__class__ = _WithoutGroup  # many modules refer to this very object
     try:
         yield _asked
     finally:
@@ -85,7 +85,10 @@ def without_group() -> Iterator[list[bool]]:
 
 
 def _torch_is_imported() -> bool:
-    """The asking line belongs to a module or class body of torch: a default argument, which None serves as well."""
+    """Return whether a module or class body of torch reads the default group.
+
+    It does so for a default argument, and None serves as well for that.
+    """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename == _C10D:
         frame = frame.f_back
@@ -94,16 +97,16 @@ def _torch_is_imported() -> bool:
 
 
 def _registered() -> tuple[int, int]:
-    """Numbers of functions that are called at the end of the process."""
+    """Return how many ``atexit`` functions and finalizers run at the end of the process."""
     return atexit._ncallbacks(), len(finalizers())
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    """Open descriptors and what they lead to, but for /dev/null."""
+    """Yield the open descriptors and their targets, except those of /dev/null."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # that of the folder itself
+        except OSError:  # the descriptor of the folder itself
             continue
         if target != os.devnull:
             yield fd, target

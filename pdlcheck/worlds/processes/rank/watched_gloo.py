@@ -1,7 +1,7 @@
-"""Makes every gloo group of this process a watched one.
+"""The watched class that replaces ``ProcessGroupGloo``, so that every gloo group of this process is watched.
 
-``torch.distributed`` creates a gloo group by calling the class that its module names ``ProcessGroupGloo``; a
-watched group takes that name. It holds a real gloo group and hands it the calls that the controller grants.
+``torch.distributed`` creates a gloo group by calling the class that its module names ``ProcessGroupGloo``. A watched
+class takes that name. Each of its groups holds a real gloo group, and calls it once an operation may be launched.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ _GLOO = dist.ProcessGroup.BackendType.GLOO
 
 
 def watch_gloo(announcer: Announcer) -> None:
-    """From now on, gloo groups announce what they are asked to do."""
+    """Make all gloo groups that are created from now on announce their operations.
+
+    Raises:
+        Unsupported: this torch lacks a name that the watched class needs.
+    """
     _self_test()
     meet_in_new_group(announcer)
     Patches([*handles.PATCHES, *jit_wait.PATCHES]).put_for_good()
     real_class = c10d.ProcessGroupGloo
 
-    class Named(type(WatchedGroup)):  # type: ignore[misc]  # pybind's
-        """A gloo group that was made by another name, as torch's rpc makes one, is one for ``isinstance`` too."""
+    class Named(type(WatchedGroup)):  # type: ignore[misc]  # a metaclass of pybind
+        """A metaclass by which ``isinstance`` also accepts real gloo groups, such as the one that torch's rpc makes."""
 
         def __instancecheck__(cls, group: object) -> bool:
             return isinstance(group, real_class) or super().__instancecheck__(group)
@@ -44,14 +48,14 @@ def watch_gloo(announcer: Announcer) -> None:
         """One rank's end of a gloo group whose calls are compared before they are made."""
 
         def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, **options: Any) -> None:
-            gloo = real_class(store, rank, size, timeout=timeout, **options)  # torch 2.14 has one more
-            real = dist.ProcessGroup(store, rank, size)  # what torch itself puts around a backend
+            gloo = real_class(store, rank, size, timeout=timeout, **options)  # torch 2.14 has one more option
+            real = dist.ProcessGroup(store, rank, size)  # torch itself wraps a backend in the same way
             real._set_default_backend(_GLOO)
             _register(real, gloo)
             made = being_made[-1]
             engine = CudaAwareEngine(announcer, real)
             super().__init__(made.name, rank, made.members, engine, "gloo", made.among)
-            # C++ code that asks for the backend itself (DDP's logger, monitored_barrier) finds it
+            # Some C++ code asks for the backend itself: DDP's logger and monitored_barrier.
             _register(self, gloo)
             self.options = SimpleNamespace()  # torch writes name and members there
             numbered(self)
@@ -63,17 +67,17 @@ def watch_gloo(announcer: Announcer) -> None:
                 announcer.is_torn = True
                 raise
 
-    c10d.ProcessGroupGloo = WatchedGloo  # type: ignore[misc, assignment]  # the point of this module
+    c10d.ProcessGroupGloo = WatchedGloo  # type: ignore[misc, assignment]  # it replaces the class on purpose
 
 
 def _register(group: dist.ProcessGroup, gloo: Any) -> None:
-    """For the devices that torch itself registers gloo for: the CPU, and CUDA even where there is none."""
+    """Register gloo for the same devices as torch does: the CPU, and CUDA even if there is none."""
     for device in dist.Backend.backend_capability["gloo"]:
         group._register_backend(torch.device(device), _GLOO, gloo)
 
 
 def _self_test() -> None:
-    """Fail with a reason on a torch that lacks a name this module is built on."""
+    """Raise ``Unsupported`` on a torch that lacks a name on which this module depends."""
     if not hasattr(c10d, "ProcessGroupGloo"):
         raise Unsupported(
             f"watched processes do not know torch {torch.__version__}: distributed_c10d lacks ProcessGroupGloo; "

@@ -1,7 +1,7 @@
-"""What watched groups of every backend have in common.
+"""The common part of the watched groups of every backend.
 
-Before a group is made all ranks meet at the controller: a group that some of them do not make, or make in another
-order, can be reported. Collectives are numbered from 0 in each call.
+Before a group is made, all ranks meet at the controller. So the controller can report a group that some ranks do not
+make, or make in another order. Collectives are numbered from 0 in each call.
 """
 
 from __future__ import annotations
@@ -31,21 +31,33 @@ _SIMULATED = "sim"
 
 
 class Made(NamedTuple):
-    """What torch does not tell the class of a group: its name, its ranks, and those of the default group it is of."""
+    """The properties of a group that torch does not pass to its class.
+
+    Args:
+        name: torch's name of the group.
+        members: global ranks, in group order.
+        among: the text that distinguishes the group's default group from others; see ``among_all``.
+    """
 
     name: str
     members: tuple[int, ...]
     among: str
 
 
-being_made: list[Made] = []  # under construction
-_default = Made("", (), "")  # the default group that this process has
-_defaults = 0  # default groups that the program has made in this call
+being_made: list[Made] = []  # the groups under construction, innermost last
+_default = Made("", (), "")  # the default group of this process
+_defaults = 0  # number of default groups that the program has made in this call
 _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
 
 def meet_in_new_group(announcer: Announcer) -> None:
-    """From now on, all ranks, or the members alone, wait for one another at the controller before they make a group."""
+    """Make ranks wait for one another at the controller before they make a group, from now on.
+
+    All ranks of the default group wait, or only the members if the group is made with ``use_local_synchronization``.
+
+    Raises:
+        Unsupported: this torch lacks the function that makes groups.
+    """
     real_helper = getattr(c10d, "_new_process_group_helper", None)
     if real_helper is None:
         raise Unsupported(
@@ -54,14 +66,14 @@ def meet_in_new_group(announcer: Announcer) -> None:
         )
 
     def make(group_size: int, group_rank: int | None, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """In the place of torch's helper, which makes one group on one rank; returns what that returns."""
+        """Meet the other ranks, then call torch's helper, which makes one group on one rank; return its result."""
         backend, store, name = args[:3]
-        if backend == _SIMULATED:  # a cluster that this rank simulates, all in its own process
+        if backend == _SIMULATED:  # the group of a world that this rank simulates in its own process
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
         global _default, _defaults
         members, among = tuple(ranks) or tuple(range(group_size)), ""
-        if c10d._world.default_pg is None:  # it is being made
-            if announcer.call and not announcer.is_beginning:  # by the program; else it is that of all ranks
+        if c10d._world.default_pg is None:  # this group becomes the default group
+            if announcer.call and not announcer.is_beginning:  # the program makes it; else it has all ranks
                 members = tuple(members_of_default(store, group_rank or 0, group_size, announcer.rank))
                 _defaults += 1
                 number = agree_on_number(store, group_rank or 0, _defaults)
@@ -79,16 +91,16 @@ def meet_in_new_group(announcer: Announcer) -> None:
         finally:
             being_made.pop()
 
-    c10d._new_process_group_helper = make  # type: ignore[assignment]  # it passes everything on
+    c10d._new_process_group_helper = make  # type: ignore[assignment]  # it passes all arguments on
 
 
 def numbered(group: WatchedGroup) -> None:
-    """Have the collectives of ``group`` counted anew in each call."""
+    """Restart the numbers of the collectives of ``group`` at 0 in each call."""
     _groups.add(group)
 
 
 def begin_call() -> None:
-    """A call starts."""
+    """Start to number collectives and default groups anew, because a call starts."""
     global _defaults
     _defaults = 0
     for group in _groups:

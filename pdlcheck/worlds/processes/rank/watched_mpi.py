@@ -1,4 +1,4 @@
-"""Makes every MPI group of this process a watched one."""
+"""The watched class that wraps every MPI group of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["watch_mpi"]
 
 
 def watch_mpi(announcer: Announcer) -> None:
-    """From now on, MPI groups announce what they are asked to do."""
+    """Make all MPI groups that are created from now on announce their operations."""
     meet_in_new_group(announcer)
 
     class WatchedMpi(WatchedGroup):
