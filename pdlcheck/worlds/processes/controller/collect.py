@@ -85,7 +85,7 @@ class Collector:
         self._failures = 0
         self._verdict: PdlcheckError | None = None
         self._stopping = False
-        self._refusing = False  # no operation of the pending ranks goes on
+        self._refusing = False  # the pending ranks get no further grants
         self._until = time.monotonic() + timeout_s
         self._after: dict[int, Aftermath] = {}
         self._heard: dict[int, bytes] = {}

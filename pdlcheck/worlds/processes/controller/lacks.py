@@ -17,7 +17,7 @@ _NEEDED = 10  # descriptors for each rank
 
 
 def lacks(error: OSError, world_size: int) -> str:
-    """Return in words why the start of ``world_size`` ranks has failed."""
+    """Return the reason why the start of ``world_size`` ranks has failed; known reasons come with a cure."""
     said = f"{error.strerror or error}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -32,7 +32,7 @@ def lacks(error: OSError, world_size: int) -> str:
 
 
 def loopback_is_down(host: str) -> str:
-    """Return in words why ranks cannot meet at ``host`` on this machine; empty if they can."""
+    """Return the reason why ranks cannot meet at ``host`` on this machine, with the cure; empty if they can."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # sends nothing: the system only looks for a route
@@ -42,7 +42,7 @@ def loopback_is_down(host: str) -> str:
 
 
 def full_shared_memory() -> str:
-    """Return in words that shared memory has no room left; empty if it has room."""
+    """Return a message that shared memory has no room left, with the cure; empty if it has room."""
     if not os.path.isdir(_SHARED_MEMORY) or (room := shutil.disk_usage(_SHARED_MEMORY)).free >= _LITTLE:
         return ""
     what = f"{_SHARED_MEMORY}, where ranks share memory,"

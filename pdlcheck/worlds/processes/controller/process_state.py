@@ -44,7 +44,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def would_end(pid: int, signo: int) -> bool:
-    """Return whether this signal would end the process, because it has no handler there; False without /proc."""
+    """Return whether the process neither handles, ignores nor blocks this signal; False without /proc."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             masks = {name: int(mask, 16) for name, mask in re.findall(r"^Sig(Blk|Ign|Cgt):\s(\w+)$", file.read(), re.M)}

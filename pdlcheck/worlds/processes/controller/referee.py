@@ -26,7 +26,7 @@ class Referee:
         self._last: dict[int, Signature] = {}
         self._callers = Callers()
         self._asked: set[tuple[int, int]] = set()
-        self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # matched; no rank has asked, or must
+        self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # matched; no rank has asked for them
         self._ended: set[int] = set()
         self._unwatched = False
         self.hesitates = False  # ranks mismatch, and other ranks may still add information

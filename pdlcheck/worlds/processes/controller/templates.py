@@ -88,7 +88,7 @@ class Templates:
 
     @property
     def are_well(self) -> bool:
-        """Return False as soon as one of the templates has ended or is stopped."""
+        """Return whether all templates run: False once one of them has ended or is stopped."""
         return all(process.is_well() for process in self._processes) and not any(
             forker.hung_up for forker in self._forkers
         )

@@ -38,7 +38,11 @@ def present_ears() -> Ears:
 
 @contextmanager
 def hearing(ears: Ears | None) -> Iterator[Callable[[], bytes]]:
-    """Apply ``ears`` around the user's function, in a rank; yield a function that returns its warnings for `tell`."""
+    """Apply ``ears`` around the user's function in a rank.
+
+    Yields:
+        A function that returns the recorded warnings as bytes for :func:`tell`; empty if there are none.
+    """
     if ears is None:
         yield bytes
         return
