@@ -82,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands[arguments.command](parser, arguments)
     except MissingExtra as error:
-        parser.exit(USAGE, f"pdlcheck {arguments.command}: {error}\n")
+        print(f"pdlcheck {arguments.command}: {error}", file=sys.stderr)
+        return USAGE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -196,7 +196,8 @@ class _Importers:
         self._state = self._present_state()
 
     def _present_state(self) -> tuple[object, ...]:
-        return len(sys.modules), next(reversed(sys.modules)), *(len(vars(one)) for one in self._growing)
+        last = next(reversed(sys.modules.values()))  # a module that is imported once more is another object
+        return len(sys.modules), last, *(len(vars(one)) for one in self._growing)
 
 
 def _home(attribute: _Attribute) -> Any:

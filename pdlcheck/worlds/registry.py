@@ -12,7 +12,7 @@ A world of pdlcheck is one module and one line here. A world of another package 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,12 @@ def _processes(backend: str, **options: Any) -> World:
     return ProcessWorld(backend, **options)
 
 
-class _Worlds(Mapping[str, Callable[..., "World"]]):
-    """What makes a world, by name. Entry points are read when a name is not one of pdlcheck's own."""
+class _Worlds(MutableMapping[str, Callable[..., "World"]]):
+    """The functions that make worlds, by name. Entry points are read if a name is not one of pdlcheck's own."""
 
-    own: Mapping[str, Callable[..., World]] = {"sim": _sim} | {name: partial(_processes, name) for name in BACKENDS}
+    def __init__(self) -> None:
+        self.own: dict[str, Callable[..., World]] = {"sim": _sim}
+        self.own |= {name: partial(_processes, name) for name in BACKENDS}
 
     @cached_property
     def others(self) -> Mapping[str, EntryPoint]:
@@ -63,6 +65,12 @@ class _Worlds(Mapping[str, Callable[..., "World"]]):
                 f"world {name} of {package} cannot be imported: {type(error).__name__}: {error}", world=name
             ) from error
 
+    def __setitem__(self, name: str, make: Callable[..., World]) -> None:
+        self.own[name] = make
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted([*self.own, *self.others]))
 
@@ -73,7 +81,7 @@ class _Worlds(Mapping[str, Callable[..., "World"]]):
         return name in self.own or name in self.others
 
 
-WORLDS: Mapping[str, Callable[..., World]] = _Worlds()
+WORLDS = _Worlds()
 
 
 def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
@@ -100,7 +108,7 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     if name not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(sorted(WORLDS))}; got {name!r}")
     make = WORLDS[name]
-    if name in _Worlds.own:
+    if name in WORLDS.own:
         from pdlcheck.worlds.devices import choose_device
 
         device = choose_device(name, device)
@@ -127,4 +135,4 @@ def worlds_on(device: str) -> list[str]:
     """
     from pdlcheck.worlds.devices import choose_device
 
-    return sorted(name for name in _Worlds.own if choose_device(name, None) == device)
+    return sorted(name for name in WORLDS.own if choose_device(name, None) == device)

@@ -77,7 +77,7 @@ def _add(metafunc: pytest.Metafunc, cases: Sequence[Case | None]) -> None:
 def _cases(metafunc: pytest.Metafunc, marker: pytest.Mark) -> list[Case]:
     names, sizes = world_names(metafunc.config), _sizes(metafunc.definition.nodeid, marker)
     timed = "rank_benchmark" in metafunc.fixturenames
-    if timed and not metafunc.config.pluginmanager.has_plugin("benchmark"):
+    if timed and not any(map(metafunc.config.pluginmanager.has_plugin, ("benchmark", "pytest_benchmark.plugin"))):
         raise pytest.Collector.CollectError(
             f"{metafunc.definition.nodeid}: rank_benchmark needs the plugin pytest-benchmark, which is missing or "
             "switched off; install it with: pip install 'pdlcheck[bench]'"

@@ -280,14 +280,14 @@ def test_a_killed_controller_leaves_nothing_behind(tmp_path):
 
 def test_what_is_missing_is_named_with_the_command_that_brings_it(monkeypatch):
     monkeypatch.setattr("pdlcheck.worlds.mpi.job.find_mpiexec", lambda: None)
-    with pytest.raises(WorldUnavailable, match=r"there is no mpiexec; pip install pdlcheck\[mpi\]"):
+    with pytest.raises(WorldUnavailable, match=r"there is no mpiexec; pip install 'pdlcheck\[mpi\]'"):
         ProcessWorld("mpi").run(total, world_size=2)
 
 
 def test_an_mpi_that_does_not_start_is_told_with_how_it_ended_and_the_cure(monkeypatch):
     monkeypatch.setenv("OMPI_MCA_coll", "^basic,tuned,libnbc,inter,sync,self,sm,han,adapt")  # no component can add
     words = r"^mpi processes cannot start: rank \d ended its process with exit code \d+ while it joined the group; "
-    cure = r"pip install pdlcheck\[mpi\] brings an MPI and an mpiexec that fit"
+    cure = r"pip install 'pdlcheck\[mpi\]' brings an MPI and an mpiexec that fit"
     world = ProcessWorld("mpi")
     with pytest.raises(WorldUnavailable, match=words + cure):
         world.run(total, world_size=2)
