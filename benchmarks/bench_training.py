@@ -1,7 +1,7 @@
 """Epochs of the function network: our loops against a minimal loop, and gradients synchronised every k-th step.
 
 The ways take turns in one run. ``T(k) = T0 + Ts / k`` is fitted to k = 1, 2, 4, 10, never by
-:mod:`pdlcheck.benchmarking.experiments`.
+:mod:`pdlcheck.bench.experiments`.
 """
 
 from __future__ import annotations

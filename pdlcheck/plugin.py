@@ -78,10 +78,12 @@ def pytest_configure(config: pytest.Config) -> None:
     option_checks.check_options(config)
     when_made(_look_after)
     if "," in config.option.pdl_world:
-        from pdlcheck.harness.running import differing
+        from pdlcheck.harness.running import world_disagreement
 
-        if differing.compares_worlds(config):
-            config.pluginmanager.register(differing.Differing(config), "pdlcheck.harness.running.differing")
+        if world_disagreement.compares_worlds(config):
+            config.pluginmanager.register(
+                world_disagreement.Differing(config), "pdlcheck.harness.running.world_disagreement"
+            )
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.harness.reporting.terminal import debug_simulated
 
@@ -161,18 +163,18 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> pytest.Col
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Repeat a test for each world and each world size."""
     if cases.may_name_ranks(metafunc.definition, metafunc.fixturenames):
-        from pdlcheck.harness.collection import repeated
+        from pdlcheck.harness.collection import parametrize_ranks
 
-        repeated.repeat(metafunc)
+        parametrize_ranks.repeat(metafunc)
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
 def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
     """Repeat a test whose parameters carry the marker ``world_size``."""
     if any(call.marks for call in metafunc._calls):
-        from pdlcheck.harness.collection import repeated
+        from pdlcheck.harness.collection import parametrize_ranks
 
-        repeated.repeat_by_parameters(metafunc)
+        parametrize_ranks.repeat_by_parameters(metafunc)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

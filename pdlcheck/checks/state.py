@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import failure, first_index, show
+from pdlcheck.checks.rank_results import bits
 
 __all__ = [
     "State",

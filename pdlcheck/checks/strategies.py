@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 
 __all__ = [
     "EXACT_DTYPES",

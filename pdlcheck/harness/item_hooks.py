@@ -116,11 +116,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require_cuda(item.config)
     if in_rank:
         return
-    from pdlcheck.harness.collection import misused, subjects
+    from pdlcheck.harness.collection import marker_validation, subjects
 
     subjects.skip_what_is_not_asked(item)
     cases.require_ranks(item)
-    misused.require_sense(item)
+    marker_validation.require_sense(item)
     if cases.world_of(item) is not None:
         from pdlcheck.harness.running import worlds
         from pdlcheck.harness.running.time_limits import not_counted
@@ -142,7 +142,7 @@ def pytest_runtest_setup_with_enough_ranks(item: pytest.Item) -> Generator[None]
     with skips.too_few_ranks_skip(item), skips.plain_skips():
         yield
         if cases.runs_in_a_rank(item.config):
-            from pdlcheck.harness.collection.misused import require_own_values
+            from pdlcheck.harness.collection.marker_validation import require_own_values
 
             require_own_values(item)
 
@@ -176,7 +176,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _remember_next(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if cases.case_of(item) is not None:
-        from pdlcheck.harness.running.following import remember_next
+        from pdlcheck.harness.running.next_item import remember_next
 
         remember_next(item, nextitem)
 

@@ -28,9 +28,9 @@ from pdlcheck.primitives.comm_hooks import (
 )
 from pdlcheck.primitives.data import gather_shard_digests, shard_digest, shard_digest_table, shard_indices
 from pdlcheck.primitives.data_parallel import DataParallel, DistributedDataParallel, WorkerMemory, memory_by_worker
+from pdlcheck.primitives.diloco import DiLoCo
 from pdlcheck.primitives.local_sgd import LocalSGD
 from pdlcheck.primitives.networks import ConvNet, FunctionNet, LeNet, function_samples
-from pdlcheck.primitives.outer import DiLoCo
 from pdlcheck.primitives.pipeline import (
     Pipeline,
     gpipe,

@@ -24,7 +24,7 @@ from pdlcheck.primitives.arguments import (
 from pdlcheck.primitives.averages import averages
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.flat import flatten, gradient_dtype, sum_dtype, unflatten, wire_buckets
-from pdlcheck.primitives.marks import are_alike, marks_of
+from pdlcheck.primitives.settings_fingerprint import all_equal, marks_of
 
 __all__ = ["average_parameters", "broadcast_parameters", "sync_gradients", "sync_shares"]
 
@@ -278,7 +278,7 @@ def average_parameters(
         return {"buffers": buffers}
 
     def require_alike(sums: Sequence[float]) -> None:
-        if not are_alike(marks, sums, who.world_size):
+        if not all_equal(marks, sums, who.world_size):
             require_agreement("average_parameters", who, facts)
 
     means, _ = averages("average_parameters", chosen, who.world_size, group, tail=marks, check=require_alike)
@@ -307,7 +307,7 @@ def _sync_bucket(
         summed *= share
     dist.all_reduce(flat, group=group)
     *present, total = flat[-len(tail) :].real.tolist()
-    if marks and refuse is not None and not are_alike(marks, present[: len(marks)], dist.get_world_size(group)):
+    if marks and refuse is not None and not all_equal(marks, present[: len(marks)], dist.get_world_size(group)):
         refuse()
     if reduction == "mean" and total > 0:
         summed /= total

@@ -84,14 +84,14 @@ def _compare(
     fn: Callable[..., Any], args: Any, kwargs: Any, simulated: World, real: World, world_size: int
 ) -> list[Any]:
     __tracebackhide__ = True
-    from pdlcheck.worlds.simulated.own_globals.cause import (  # these modules import torch
+    from pdlcheck.worlds.simulated.module_globals.cause import (  # these modules import torch
         Separate,
         find_cause,
         find_modules,
         told,
     )
-    from pdlcheck.worlds.simulated.own_globals.early import early_reads
-    from pdlcheck.worlds.simulated.own_globals.run import UserState
+    from pdlcheck.worlds.simulated.module_globals.import_time_reads import early_reads
+    from pdlcheck.worlds.simulated.module_globals.run import UserState
 
     def run(world: World) -> list[Any] | Exception:
         try:

@@ -13,7 +13,7 @@ from pdlcheck.worlds.choices import DEVICES
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.controller.forkserver import ForkServer
     from pdlcheck.worlds.processes.controller.placement import Placement
-    from pdlcheck.worlds.processes.rank.announce import Announcer
+    from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
 __all__ = ["BACKENDS", "CUDA_CURE", "Backend", "backend_of"]
 
@@ -64,7 +64,7 @@ class Backend:
         """Return the advice for ranks that did not start, and the command that may help; the latter may be empty."""
         return "see `pdlcheck doctor`", ""
 
-    def watch(self, announcer: Announcer) -> None:
+    def watch(self, announcer: OperationCoordinator) -> None:
         """Make every group of this backend a watched group; a rank calls this before it joins a group."""
         raise NotImplementedError(f"operations of {self.name} are not watched")
 
@@ -78,7 +78,7 @@ class _Gloo(Backend):
     is_watched = True
     forks_templates = True
 
-    def watch(self, announcer: Announcer) -> None:
+    def watch(self, announcer: OperationCoordinator) -> None:
         from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 
         watch_gloo(announcer)
@@ -108,7 +108,7 @@ class _Mpi(Backend):
     def start_advice(self) -> tuple[str, str]:
         return f"{self.cure} brings an MPI and an mpiexec that fit each other", self.cure  # a machine may have several
 
-    def watch(self, announcer: Announcer) -> None:
+    def watch(self, announcer: OperationCoordinator) -> None:
         from pdlcheck.worlds.processes.rank.watched_mpi import watch_mpi  # it imports MPI
 
         watch_mpi(announcer)

@@ -10,7 +10,7 @@ from pdlcheck.worlds.outcome import Outcome
 
 if TYPE_CHECKING:
     from pdlcheck.clock import Timeline
-    from pdlcheck.worlds.watch import Traffic
+    from pdlcheck.worlds.observe import Traffic
 
 __all__ = ["CLOSED", "INSIDE", "NOT_SENT", "Ranks", "World"]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pdlcheck.checks import check_halo_bytes, check_pagerank, check_pagerank_over_ranks, check_pagerank_rounds
 from pdlcheck.checks.graphs import CORNERS, edges, scattered, scattered_graphs
-from pdlcheck.checks.held import group_of, possible_order
+from pdlcheck.checks.rank_results import group_of, possible_order
 from pdlcheck.clock import Link, Topology, compute
 from pdlcheck.errors import Inconclusive
 from pdlcheck.primitives.arguments import members

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pdlcheck.primitives.pipeline import Cell, Schedule
-from pdlcheck.primitives.pipeline.alarm import bearer
+from pdlcheck.primitives.pipeline.step_veto import bearer
 from pdlcheck.worlds import get_world
 
 from .models import MSE, SGD, errors, rank_of, samples, tanh_net

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from pdlcheck.checks import check_average_parameters
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import group_ranks, module_makers
 
 from .models import UNFIT, Everything, Usual, few, tanh_net

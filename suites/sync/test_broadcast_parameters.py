@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from pdlcheck.checks import check_broadcast_parameters, check_same_start
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import MakeLayers, group_ranks, module_makers
 
 from .models import Everything, Usual, few, on_meta, sharded, tanh_net

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pdlcheck.worlds.processes.rank.taking_turns import take_turns
+from pdlcheck.worlds.processes.rank.batch_scheduling import take_turns
 from peers.real_tests import BODIES, CASES
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pdlcheck.checks.checkpoint.lost import IN_CONTAINERS, NUMBERS, first_difference
 from pdlcheck.checks.checkpoint.runs import (
     OF_NO_FUNCTION,
     PASS,
@@ -17,6 +16,7 @@ from pdlcheck.checks.checkpoint.runs import (
     fresh_start,
     resumed_run,
 )
+from pdlcheck.checks.checkpoint.unsaved_state import IN_CONTAINERS, NUMBERS, first_difference
 from pdlcheck.checks.state import differing, digest
 
 __all__ = ["REPLICAS", "find_cause"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pdlcheck.checks.checkpoint.reach import Reached, is_of_the_program, reached
+from pdlcheck.checks.checkpoint.object_graph import Reached, is_of_the_program, reached
 
 __all__ = ["IN_CONTAINERS", "NUMBERS", "numbers_reached"]
 

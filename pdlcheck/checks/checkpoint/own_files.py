@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pdlcheck.checks.checkpoint.lost import first_difference
+from pdlcheck.checks.checkpoint.unsaved_state import first_difference
 from pdlcheck.checks.message import failure
 
 __all__ = ["require_own_files"]

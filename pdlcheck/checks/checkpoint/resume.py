@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pdlcheck.checks.checkpoint.causes import REPLICAS, find_cause
-from pdlcheck.checks.checkpoint.lost import NUMBERS, first_difference, is_no_state
 from pdlcheck.checks.checkpoint.own_files import require_own_files
 from pdlcheck.checks.checkpoint.runs import (
     OF_NO_FUNCTION,
@@ -22,6 +21,7 @@ from pdlcheck.checks.checkpoint.runs import (
     straight_run,
     with_what_was_left,
 )
+from pdlcheck.checks.checkpoint.unsaved_state import NUMBERS, first_difference, is_no_state
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.state import differing, digest, require_bits
 from pdlcheck.errors import Inconclusive

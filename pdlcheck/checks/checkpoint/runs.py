@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.checkpoint.lost import (
+from pdlcheck.checks.checkpoint.unsaved_state import (
     STREAMS,
     Gradients,
     first_pass_draws_elsewhere,

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pdlcheck.checks.checkpoint.lost import first_difference, parts_of, seed_streams, states_of
 from pdlcheck.checks.checkpoint.runs import Start
+from pdlcheck.checks.checkpoint.unsaved_state import first_difference, parts_of, seed_streams, states_of
 from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import differing, digest, state_of
 from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed

@@ -19,8 +19,8 @@ from torch import Tensor
 from pdlcheck.checks.comm.gathered import require_concatenated, require_list, require_stacked
 from pdlcheck.checks.comm.reductions import SUM, Reduction, reduction_of, reductions_for
 from pdlcheck.checks.comm.rings import short_rings
-from pdlcheck.checks.held import Calls, bits, listed
 from pdlcheck.checks.message import failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.rank_results import Calls, bits, listed
 
 __all__ = [
     "check_all_gather",

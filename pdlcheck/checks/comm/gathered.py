@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pdlcheck.checks.held import Calls
 from pdlcheck.checks.message import failure, name_of
+from pdlcheck.checks.rank_results import Calls
 
 __all__ = ["require_concatenated", "require_list", "require_stacked"]
 

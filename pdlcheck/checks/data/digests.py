@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.rank_results import bits
 
 __all__ = ["check_digest", "check_gathered_digests"]
 

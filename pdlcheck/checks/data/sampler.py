@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from pdlcheck.checks.checkpoint.lost import seed_streams
+from pdlcheck.checks.checkpoint.unsaved_state import seed_streams
 from pdlcheck.checks.data.sampler_repeats import Repeats, drawn, require_repeats, what_to_pass
 from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES
 from pdlcheck.checks.data.shards import check_epochs_differ, check_shards

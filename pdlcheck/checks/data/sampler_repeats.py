@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pdlcheck.checks.checkpoint.lost import seed_streams
+from pdlcheck.checks.checkpoint.unsaved_state import seed_streams
 from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES, require_other_orders, require_shards, some
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.errors import Inconclusive

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from pdlcheck.checks.checkpoint.lost import STREAMS, seed_streams
+from pdlcheck.checks.checkpoint.unsaved_state import STREAMS, seed_streams
 from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES, require_other_orders, require_shards, some
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["none_on", "tells_who_has_none", "without_gradient"]
+__all__ = ["naming_parameters_without_gradient", "none_on", "without_gradient"]
 
 _SHOWN = 3
 
@@ -20,7 +20,7 @@ def without_gradient(module: nn.Module) -> list[str]:
 
 
 @contextmanager
-def tells_who_has_none(module: nn.Module, *, asks: bool) -> Iterator[None]:
+def naming_parameters_without_gradient(module: nn.Module, *, asks: bool) -> Iterator[None]:
     """Add a note to an error of a synchronising call: which gradients are None on which rank.
 
     Enter the context on every rank, around the call.

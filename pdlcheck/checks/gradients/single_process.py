@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.gradients.no_gradients import tells_who_has_none
+from pdlcheck.checks.gradients.no_gradients import naming_parameters_without_gradient
 from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, gradients, or_zero
 from pdlcheck.checks.message import (
     best_fit,
@@ -198,7 +198,7 @@ def _synchronised(
             _require_one_number(value)
             _require_way_back(name_of(sync), model, value)
             value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        with tells_who_has_none(model, asks=False) if again else nullcontext():
+        with naming_parameters_without_gradient(model, asks=False) if again else nullcontext():
             sync(model, len(inputs))
         parameters = dict(model.named_parameters())
         results.append({name: None if p.grad is None else whole(p.grad) for name, p in parameters.items()})

@@ -9,7 +9,7 @@ import torch
 
 from pdlcheck.checks.metrics.values import LEAVE_OUT, Alone, Values, is_number, near
 
-__all__ = ["in_other_places", "less_usual", "of_how_many"]
+__all__ = ["in_other_places", "rare_causes", "sample_count_cause"]
 
 Mistake = tuple[str, Values]
 Of = Callable[[Sequence[int]], Values]
@@ -20,7 +20,7 @@ _TAILS = ("filled up", "short", "dropped")  # treatments of the last samples
 _ASKED = 400  # the limit of evaluations in one process
 
 
-def less_usual(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
+def rare_causes(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
     """Yield groups of possible mistakes, each mistake with the values that it gives.
 
     The first group with a mistake that explains all wrong numbers holds the likely cause.
@@ -34,7 +34,7 @@ def less_usual(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
     yield _any_one(alone, world_size, of)  # last, because it needs the most evaluations
 
 
-def of_how_many(alone: Alone, world_size: int, found: Values) -> str | None:
+def sample_count_cause(alone: Alone, world_size: int, found: Values) -> str | None:
     """Return why a rank reports more or fewer numbers than one process; None if the reason is unknown."""
     count, expected = len(alone), len(alone.of_all)
     if expected % count or len(found) % (expected // count):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pdlcheck.checks.message import case, failure, name_of, require_list, show, takes_world
-from pdlcheck.checks.metrics.causes import in_other_places, less_usual, of_how_many
+from pdlcheck.checks.metrics.causes import in_other_places, rare_causes, sample_count_cause
 from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
 from pdlcheck.errors import Inconclusive
 
@@ -149,7 +149,7 @@ def _compare(alone: Alone, world_size: int) -> None:
         if found.keys() != expected.keys():
             raise failure(
                 f"{who}: rank {rank} reports {_listed(found)}, one process reports {_listed(expected)}",
-                likely_cause=of_how_many(alone, world_size, found),
+                likely_cause=sample_count_cause(alone, world_size, found),
                 case=facts,
             )
         for place, value in expected.items():
@@ -180,7 +180,7 @@ def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None
     everywhere = [_usual(alone, world_size, where, found[where]) for where in wrong]
     usual = _usual(alone, world_size, place, found[place])
     texts = [text for text in usual if all(text in causes for causes in everywhere)]
-    for group in less_usual(alone, world_size):
+    for group in rare_causes(alone, world_size):
         if not texts:
             texts = [text for text, values in group if all(near(found[at], values.get(at), 0.0) for at in wrong)]
     often = [text for text in usual if 2 * sum(text in causes for causes in everywhere) >= len(wrong)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.pipeline.steps import Named, is_near
 
-__all__ = ["has_right_ones", "order_of_parts", "where_it_goes_wrong", "wrong_parts"]
+__all__ = ["has_right_ones", "localise_error", "order_of_parts", "wrong_parts"]
 
 SHOWN = 4
 
@@ -41,7 +41,7 @@ def has_right_ones(everyone: Sequence[Named], wrong: Sequence[Sequence[str]], ri
     return bool(_right_ones(everyone, wrong, right))
 
 
-def where_it_goes_wrong(
+def localise_error(
     model: nn.Module, everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named
 ) -> str | None:
     """Return a text that locates the fault between the layers of a sequential model, or None.

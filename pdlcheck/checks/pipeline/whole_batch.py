@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
-from pdlcheck.checks.pipeline.places import has_right_ones, order_of_parts, where_it_goes_wrong, wrong_parts
+from pdlcheck.checks.pipeline.places import has_right_ones, localise_error, order_of_parts, wrong_parts
 from pdlcheck.checks.pipeline.steps import (
     Batch,
     Loss,
@@ -208,7 +208,7 @@ def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: s
         f"one process on the whole batch holds {show(truth.gradients[name][at])}",
         wrong_gradients=wrong_on_ranks(wrong, [len(own) for own in everyone]),
         best_fit=best_fit([own[name] for name in names], [truth.gradients[name] for name in names]),
-        goes_wrong=where_it_goes_wrong(truth.model, everyone, wrong, truth.gradients),
+        goes_wrong=localise_error(truth.model, everyone, wrong, truth.gradients),
         likely_cause=truth.cause(everyone, wrong, is_partial=has_right_ones(everyone, wrong, truth.gradients)),
         case=facts,
     )

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.held import group_of
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.rank_results import group_of
 from pdlcheck.checks.state import State, digest, made_by, require_bits, scramble, state_of, tied_names
 from pdlcheck.errors import Inconclusive
 

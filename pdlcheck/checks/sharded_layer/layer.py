@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.checks.gradients.no_gradients import none_on
-from pdlcheck.checks.held import bits
 from pdlcheck.checks.message import case, failure, first_index, name_of, require_list, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.rank_results import bits
 from pdlcheck.checks.sharded_layer import causes as likely
 from pdlcheck.checks.sharded_layer.passes import (
     Cut,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.gradients.no_gradients import tells_who_has_none, without_gradient
+from pdlcheck.checks.gradients.no_gradients import naming_parameters_without_gradient, without_gradient
 from pdlcheck.checks.state import plain_name, whole
 
 __all__ = ["Cut", "Pass", "Select", "Tensors", "on_a_rank", "tensors_of", "values_of", "whole_pass"]
@@ -83,7 +83,7 @@ def _pass(
         torch.autograd.backward([y for y, _ in pairs], [g for _, g in pairs])
         none = without_gradient(parameters)
         if sync is not None:
-            with tells_who_has_none(parameters, asks=True):
+            with naming_parameters_without_gradient(parameters, asks=True):
                 sync(parameters)
     grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
     return Pass(

@@ -57,7 +57,7 @@ def start(settings: CoverageSettings) -> None:
     global _measuring, _by_test
     import coverage
 
-    from pdlcheck.worlds.processes.rank.at_end import after_calls
+    from pdlcheck.worlds.processes.rank.exit_callbacks import after_calls
 
     os.makedirs(os.path.dirname(settings.data_file), exist_ok=True)
     _measuring = coverage.Coverage(

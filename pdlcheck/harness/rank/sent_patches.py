@@ -22,7 +22,7 @@ def let_patches_travel() -> None:
 
 def arrived() -> pytest.MonkeyPatch:
     """Return the new ``MonkeyPatch`` of a rank; unpickling calls this."""
-    from pdlcheck.worlds.processes.rank.at_end import after_calls
+    from pdlcheck.worlds.processes.rank.exit_callbacks import after_calls
 
     if _undo_all not in after_calls:
         after_calls.append(_undo_all)

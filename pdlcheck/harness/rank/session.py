@@ -42,22 +42,22 @@ from pdlcheck.harness.rank.settings import RankSettings
 from pdlcheck.harness.rank.terminal import silent_reporter
 from pdlcheck.harness.reporting.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.running.at_once import only_own_teardown
+from pdlcheck.harness.running.cancelled_fixtures import finish_stopped_fixtures, note_stop
 from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
-from pdlcheck.harness.running.stopped import finish_stopped_fixtures, note_stop
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten
 from pdlcheck.worlds.import_streams import drawn_by
+from pdlcheck.worlds.observe import end_at_user_line
 from pdlcheck.worlds.outcome import without_addresses
 from pdlcheck.worlds.processes.exchange.journal import note
-from pdlcheck.worlds.processes.rank import imported
+from pdlcheck.worlds.processes.rank import import_time_rng
 from pdlcheck.worlds.processes.rank.cuda_on_cpu import runs_cuda_on_cpu
 from pdlcheck.worlds.processes.rank.ending import note_report
 from pdlcheck.worlds.processes.rank.own_device import own_device
 from pdlcheck.worlds.processes.rank.own_rank import own_rank, own_world_size, users_code
 from pdlcheck.worlds.standard_streams import flush_streams
-from pdlcheck.worlds.watch import end_at_user_line
 
 __all__ = ["KEEP", "call", "collect", "finish", "parameters", "run", "setup", "teardown"]
 
@@ -117,7 +117,7 @@ class _RankSession:
             self.hooks.not_collected.clear()
             self.hooks.skipped.clear()
             self.hooks.collected.clear()
-            with _quiet(), imported.streams_of(path):
+            with _quiet(), import_time_rng.streams_of(path):
                 try:
                     self.session.perform_collect([path])
                 except pytest.UsageError as error:  # a conftest file failed; its own report is used if there is one
@@ -194,7 +194,7 @@ def collect(description: SessionDescription, path: str, nodeid: str) -> dict[str
     """Create the session of this rank if necessary, and collect the file of an item; return its :func:`parameters`."""
     global _session
     if _session is None:
-        with imported.streams_of(_CONFTEST_FILES):
+        with import_time_rng.streams_of(_CONFTEST_FILES):
             try:
                 _session = _RankSession(description)
             except ConftestImportFailure as failure:
@@ -259,7 +259,7 @@ def call(nodeid: str, /, **drawn: Any) -> None:
     if not is_property(item):
         _phase(item, "call", partial(item.ihook.pytest_runtest_call, item=item))
         return
-    from pdlcheck.harness.reporting.noted import hear
+    from pdlcheck.harness.reporting.hypothesis_notes import hear
 
     body = item.obj.hypothesis.inner_test
     instance = getattr(item.obj, "__self__", None)

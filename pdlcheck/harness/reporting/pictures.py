@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdlcheck.harness.collection.cases import world_of
-from pdlcheck.harness.reporting.warned import record_warning
+from pdlcheck.harness.reporting.summary_warning import record_warning
 from pdlcheck.harness.running.worlds import open_world
 
 __all__ = ["draw"]

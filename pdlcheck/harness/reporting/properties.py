@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.reporting.agreed import agreed
+from pdlcheck.harness.reporting.common_notes import agreed
 
 __all__ = ["Properties", "record"]
 

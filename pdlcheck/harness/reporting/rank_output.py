@@ -15,11 +15,11 @@ from _pytest.junitxml import xml_key
 
 from pdlcheck.harness.rank.hook_verdicts import remember
 from pdlcheck.harness.reporting import relayed_logs
-from pdlcheck.harness.reporting.agreed import agreed, words_of
+from pdlcheck.harness.reporting.common_notes import agreed, words_of
 from pdlcheck.harness.reporting.properties import record
 from pdlcheck.harness.reporting.rank_subtests import id_of, report
-from pdlcheck.harness.reporting.warned import record_warning
-from pdlcheck.worlds.processes.controller.member import Written
+from pdlcheck.harness.reporting.summary_warning import record_warning
+from pdlcheck.worlds.processes.controller.rank_handle import Written
 from pdlcheck.worlds.processes.exchange.journal import notes
 
 __all__ = ["RankOutput"]
@@ -80,7 +80,7 @@ class RankOutput:
 
             tell_benchmarks(self._item, self._by_rank(noted["benchmark"]))
         if noted["measured"]:
-            from pdlcheck.harness.reporting.measured import record_notes
+            from pdlcheck.harness.reporting.benchmark_session import record_notes
 
             record_notes(self._item, self._by_rank(noted["measured"]))
         for which, (phase, title, text) in self._agreed(noted["section"]):
@@ -90,7 +90,7 @@ class RankOutput:
         self._write_xml(noted)
         report(self._item, len(self._ranks), noted["report"])
         if said := noted["example"]:
-            from pdlcheck.harness.reporting.noted import tell
+            from pdlcheck.harness.reporting.hypothesis_notes import tell
 
             tell(self._by_rank(said))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.reporting.agreed import words_of
+from pdlcheck.harness.reporting.common_notes import words_of
 
 __all__ = ["id_of", "keep_reports", "report"]
 

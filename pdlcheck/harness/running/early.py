@@ -11,7 +11,7 @@ import pytest
 
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.running.at_once import needs_one_message
-from pdlcheck.harness.running.following import next_of, remember_next
+from pdlcheck.harness.running.next_item import next_of, remember_next
 
 __all__ = ["begins_early"]
 

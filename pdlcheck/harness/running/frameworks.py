@@ -20,7 +20,7 @@ def modules_of_framework(failure: pytest.TestReport | None) -> list[str]:
 
     For a large package, return only the modules of the part in which the test has failed.
     """
-    from pdlcheck.worlds.simulated.own_globals.holders import is_installed  # this import loads torch
+    from pdlcheck.worlds.simulated.module_globals.mutable_state import is_installed  # this import loads torch
 
     by_file = {str(getattr(module, "__file__", None)): name for name, module in list(sys.modules.items())}
     trace: Any = getattr(getattr(failure, "longrepr", None), "reprtraceback", None)

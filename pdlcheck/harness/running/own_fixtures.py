@@ -23,8 +23,8 @@ from _pytest.logging import caplog_handler_key, caplog_records_key
 
 from pdlcheck.compat.patches import Patch
 from pdlcheck.harness.running import context
-from pdlcheck.worlds.simulated.own.isolation import Own
-from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank, running_rank
+from pdlcheck.worlds.simulated.process_state.isolation import Own
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank, running_rank
 
 __all__ = [
     "PATCHES",

@@ -14,7 +14,7 @@ from unittest import mock
 
 from pdlcheck.compat.patches import Patch
 from pdlcheck.harness.running import context
-from pdlcheck.worlds.simulated.turns.scheduler import current_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["PATCHES"]
 

@@ -18,7 +18,7 @@ from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.at_once import needs_one_message
 from pdlcheck.harness.running.early import begins_early
 from pdlcheck.harness.running.folders import has_failed, shared_path
-from pdlcheck.harness.running.following import Following, next_on_the_same_ranks
+from pdlcheck.harness.running.next_item import Following, next_on_the_same_ranks
 from pdlcheck.harness.running.time_limits import not_counted, read_marker, seconds_left
 from pdlcheck.worlds import World
 from pdlcheck.worlds.processes import ProcessWorld

@@ -12,12 +12,12 @@ from pdlcheck.errors import Unsupported
 from pdlcheck.harness.rank.benchmarks import name_benchmark
 from pdlcheck.harness.reporting.properties import Properties
 from pdlcheck.harness.reporting.rank_subtests import keep_reports
-from pdlcheck.harness.running.begun import Begun, noting_of
 from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
+from pdlcheck.harness.running.fixture_tracker import Begun, noting_of
 from pdlcheck.harness.running.own_fixtures import Captured, follow, follow_fixture, follow_late_log
 
 if TYPE_CHECKING:
-    from pdlcheck.harness.reporting.noted import Said
+    from pdlcheck.harness.reporting.hypothesis_notes import Said
 
 __all__ = ["ONCE_FOR_ALL", "FixturesAtHand", "RankFixtures", "put_aside", "put_back"]
 

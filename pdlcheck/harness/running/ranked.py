@@ -70,7 +70,7 @@ def call(item: pytest.Function) -> None:
     if not is_property(item):
         ranked.call({})
         return
-    from pdlcheck.harness.reporting.noted import refuse_drawing
+    from pdlcheck.harness.reporting.hypothesis_notes import refuse_drawing
 
     refuse_own_fixtures(item)
     fixtures = {name: _shown(item, name) for name in item._fixtureinfo.argnames}

@@ -17,8 +17,8 @@ import pytest
 from _pytest.scope import Scope
 
 from pdlcheck.harness.collection import cases
-from pdlcheck.worlds.simulated.own_globals.holders import user_modules
-from pdlcheck.worlds.watch.callsite import short
+from pdlcheck.worlds.observe.callsite import short
+from pdlcheck.worlds.simulated.module_globals.mutable_state import user_modules
 
 __all__ = ["blame", "of_users", "told", "used_before"]
 

@@ -22,13 +22,14 @@ from _pytest.tmpdir import tmppath_result_key
 from pdlcheck.errors import Deadlock, RankTimeout
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
-from pdlcheck.harness.collection.misused import require_own_values
+from pdlcheck.harness.collection.marker_validation import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
 from pdlcheck.harness.rank.loggers import attach_quickly
 from pdlcheck.harness.reporting.properties import Properties, record
 from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.at_once import needs_one_message
+from pdlcheck.harness.running.cancelled_fixtures import is_stopped
 from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
@@ -44,14 +45,13 @@ from pdlcheck.harness.running.rank_fixtures import (
     put_aside,
     put_back,
 )
-from pdlcheck.harness.running.stopped import is_stopped
 from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
-from pdlcheck.worlds.simulated.own.arguments import own_copy
+from pdlcheck.worlds.simulated.process_state.arguments import own_copy
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
-from pdlcheck.worlds.simulated.turns.scheduler import running_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import running_rank
 
 if TYPE_CHECKING:
     pass
@@ -211,7 +211,7 @@ class SimulatedItem:
         finally:
             self._tell()
             if is_property(self._item):
-                from pdlcheck.harness.reporting.noted import tell
+                from pdlcheck.harness.reporting.hypothesis_notes import tell
 
                 said = [rank.said[:] for rank in self._ranks]
                 for rank in self._ranks:
@@ -317,7 +317,7 @@ class SimulatedItem:
         __tracebackhide__ = True
         body = rank.body
         if hasattr(body, "hypothesis"):
-            from pdlcheck.harness.reporting.noted import hear
+            from pdlcheck.harness.reporting.hypothesis_notes import hear
 
             instance = getattr(body, "__self__", None)
             body = body.hypothesis.inner_test.__wrapped__

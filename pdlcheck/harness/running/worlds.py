@@ -67,7 +67,7 @@ def look_after(world: World) -> None:
     outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception, SkipTest]
     if world.shares_process:
         from pdlcheck.harness.running import own_fixtures, own_mocks
-        from pdlcheck.worlds.simulated.c10d.view import IN_RANKS
+        from pdlcheck.worlds.simulated.c10d.install import IN_RANKS
 
         IN_RANKS.add(*own_fixtures.PATCHES, *own_mocks.PATCHES)
     else:

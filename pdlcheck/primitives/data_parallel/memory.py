@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.primitives.data_parallel.replicated import DataParallel
-from pdlcheck.primitives.kept import KeptBytes, nbytes_of
+from pdlcheck.primitives.storage_bytes import KeptBytes, nbytes_of
 
 __all__ = ["WorkerMemory", "memory_by_worker"]
 

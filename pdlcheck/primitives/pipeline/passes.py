@@ -12,7 +12,7 @@ from torch import nn
 from pdlcheck.primitives.pipeline.batches import moved
 from pdlcheck.primitives.pipeline.cells import Cell
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
-from pdlcheck.primitives.pipeline.mishap import Mishap
+from pdlcheck.primitives.pipeline.peer_error import Mishap
 from pdlcheck.primitives.pipeline.program import Turn, consumer
 from pdlcheck.primitives.pipeline.stage import Stage, Tensors, as_tensors
 from pdlcheck.primitives.pipeline.stash import Stash

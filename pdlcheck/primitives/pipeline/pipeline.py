@@ -17,17 +17,17 @@ from torch.optim import Optimizer
 from pdlcheck.primitives.agreement import exchange
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.pipeline.agreement import Agreement, Header
-from pdlcheck.primitives.pipeline.alarm import Alarm, bearer
 from pdlcheck.primitives.pipeline.batches import concatenated, counted, micro_batches, require_batch
 from pdlcheck.primitives.pipeline.building import Request
 from pdlcheck.primitives.pipeline.cells import Schedule
 from pdlcheck.primitives.pipeline.changes import Made
 from pdlcheck.primitives.pipeline.messages import Form, Messages, form_of
-from pdlcheck.primitives.pipeline.mishap import Mishap
 from pdlcheck.primitives.pipeline.passes import Passes
+from pdlcheck.primitives.pipeline.peer_error import Mishap
 from pdlcheck.primitives.pipeline.program import Turn, forward_only, program
 from pdlcheck.primitives.pipeline.shapes import Forms, find_forms
 from pdlcheck.primitives.pipeline.stash import Stash, weight_versions
+from pdlcheck.primitives.pipeline.step_veto import Alarm, bearer
 from pdlcheck.primitives.pipeline.ties import share_tied_values, sum_tied_gradients
 from pdlcheck.primitives.pipeline.together import Peers, build_together
 from pdlcheck.primitives.pipeline.undo import Undo

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pdlcheck.primitives.pipeline.alarm import Alarm
 from pdlcheck.primitives.pipeline.batches import packed_as
 from pdlcheck.primitives.pipeline.messages import Form, form_of
 from pdlcheck.primitives.pipeline.shapes import Forms
 from pdlcheck.primitives.pipeline.stage import Tensors
+from pdlcheck.primitives.pipeline.step_veto import Alarm
 
 __all__ = ["Work", "form_of_batch", "leaves_of"]
 

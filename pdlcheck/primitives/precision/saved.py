@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.primitives.kept import KeptBytes
+from pdlcheck.primitives.storage_bytes import KeptBytes
 
 __all__ = ["saved_activation_bytes"]
 

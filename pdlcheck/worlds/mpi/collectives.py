@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdlcheck.worlds.mpi.datatypes import Reduction, raw, reduction
 from pdlcheck.worlds.mpi.library import MPI
-from pdlcheck.worlds.watch import Operation, refuse
+from pdlcheck.worlds.observe import Operation, refuse
 
 __all__ = ["Begun", "begin"]
 

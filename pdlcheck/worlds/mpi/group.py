@@ -1,7 +1,7 @@
 """One rank's end of a process group whose operations MPI carries out."""
 
 # mypy: disable-error-code="override"
-# torch declares each method with overloads; see pdlcheck.worlds.watch.group
+# torch declares each method with overloads; see pdlcheck.worlds.observe.group
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.backend import BACKEND
 from pdlcheck.worlds.mpi.library import MPI, start
 from pdlcheck.worlds.mpi.progress import Progress
-from pdlcheck.worlds.watch import Operation, Signature, WatchedGroup
-from pdlcheck.worlds.watch.mismatch import mismatch
+from pdlcheck.worlds.observe import Operation, Signature, WatchedGroup
+from pdlcheck.worlds.observe.mismatch import mismatch
 
 __all__ = ["MpiGroup", "create", "wrap_groups"]
 
@@ -41,7 +41,7 @@ class MpiEngine:
         self._compares = c10d.get_debug_level() == c10d.DebugLevel.DETAIL and _wrap is None
 
     def post(self, operation: Operation) -> dist.Work:
-        """Post an operation; see :class:`pdlcheck.worlds.watch.Engine`."""
+        """Post an operation; see :class:`pdlcheck.worlds.observe.Engine`."""
         if self._communicator is None:
             raise RuntimeError(f"the process group was destroyed before {operation.signature}")
         if MPI.Is_finalized():  # MPI itself would end the job

@@ -16,7 +16,7 @@ from typing import Any
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.collectives import Begun, begin
 from pdlcheck.worlds.mpi.library import MPI, at_exit
-from pdlcheck.worlds.watch import Operation, WatchedWork
+from pdlcheck.worlds.observe import Operation, WatchedWork
 
 __all__ = ["MpiWork", "Progress"]
 

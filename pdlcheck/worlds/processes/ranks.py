@@ -7,11 +7,11 @@ from typing import Any
 
 from pdlcheck.worlds.arguments import check_function
 from pdlcheck.worlds.outcome import Outcome, results
-from pdlcheck.worlds.processes.controller.member import Written
 from pdlcheck.worlds.processes.controller.pool import Pool
-from pdlcheck.worlds.processes.exchange.heard import present_ears, tell
+from pdlcheck.worlds.processes.controller.rank_handle import Written
 from pdlcheck.worlds.processes.exchange.messages import DefaultGroup
 from pdlcheck.worlds.processes.exchange.payload import dump_call, is_our_own
+from pdlcheck.worlds.processes.exchange.warning_relay import present_ears, tell
 from pdlcheck.worlds.protocol import CLOSED
 
 __all__ = ["ProcessRanks"]

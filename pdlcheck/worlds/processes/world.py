@@ -302,7 +302,7 @@ class ProcessWorld:
 
 def _is_simulated_rank() -> bool:
     """Return whether the caller is a simulated rank; False if the simulated world was never imported."""
-    scheduler = sys.modules.get("pdlcheck.worlds.simulated.turns.scheduler")
+    scheduler = sys.modules.get("pdlcheck.worlds.simulated.scheduling.scheduler")
     return scheduler is not None and scheduler.current_rank() is not None
 
 

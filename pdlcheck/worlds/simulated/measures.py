@@ -9,9 +9,9 @@ from pdlcheck.clock.replay import replay
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive, Unsupported
 from pdlcheck.faults import Slow
+from pdlcheck.worlds.observe import Traffic
 from pdlcheck.worlds.simulated.network.network import Network
 from pdlcheck.worlds.simulated.recorder import Recorder
-from pdlcheck.worlds.watch import Traffic
 
 __all__ = ["Measures"]
 

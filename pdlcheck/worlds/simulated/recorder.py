@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from pdlcheck.clock.trace import Act, Trace
+from pdlcheck.worlds.observe import Signature, user_line
+from pdlcheck.worlds.observe.traffic import nbytes_of, payload_of
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
-from pdlcheck.worlds.watch import Signature, user_line
-from pdlcheck.worlds.watch.traffic import nbytes_of, payload_of
 
 __all__ = ["Recorder"]
 

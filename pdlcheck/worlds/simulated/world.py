@@ -22,11 +22,12 @@ from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.exceptions import add_note
+from pdlcheck.worlds.observe import Traffic, declare_wrappers
 from pdlcheck.worlds.outcome import ENDS_A_PROCESS, Outcome, Raised, Returned, as_failure, check_has_run, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
-from pdlcheck.worlds.simulated.c10d.borrowed import tell_whose
-from pdlcheck.worlds.simulated.c10d.view import (
+from pdlcheck.worlds.simulated.c10d.foreign_groups import explain_foreign_group
+from pdlcheck.worlds.simulated.c10d.install import (
     IN_RANKS,
     has_group,
     has_left_group,
@@ -35,18 +36,17 @@ from pdlcheck.worlds.simulated.c10d.view import (
     rank_local_torch_distributed,
 )
 from pdlcheck.worlds.simulated.measures import Measures
-from pdlcheck.worlds.simulated.network.losses import is_consequence
+from pdlcheck.worlds.simulated.module_globals import import_time_draws, import_time_reads
+from pdlcheck.worlds.simulated.module_globals.modules import RankLocalModules, known_own_globals
+from pdlcheck.worlds.simulated.network.fault_injection import FaultInjector, RankGone
+from pdlcheck.worlds.simulated.network.gloo_errors import is_consequence
 from pdlcheck.worlds.simulated.network.network import Network
-from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
-from pdlcheck.worlds.simulated.own import isolation
-from pdlcheck.worlds.simulated.own.arguments import own_copy
-from pdlcheck.worlds.simulated.own_globals import drawn, early
-from pdlcheck.worlds.simulated.own_globals.modules import OwnModules, known_own_globals
+from pdlcheck.worlds.simulated.process_state import isolation
+from pdlcheck.worlds.simulated.process_state.arguments import own_copy
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
-from pdlcheck.worlds.simulated.turns import idle
-from pdlcheck.worlds.simulated.turns.scheduler import current_rank, running_rank
-from pdlcheck.worlds.simulated.turns.threads import rank_behind
-from pdlcheck.worlds.watch import Traffic, declare_wrappers
+from pdlcheck.worlds.simulated.scheduling import rank_pool
+from pdlcheck.worlds.simulated.scheduling.rank_threads import rank_behind
+from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank, running_rank
 
 __all__ = ["SimulatedWorld"]
 
@@ -119,7 +119,7 @@ class SimulatedWorld:
         self.until: float | None = None  # if set, replaces timeout_s: when all calls end, on the monotonic clock
         self.own_globals = check_names("own_globals", own_globals)
         self.comm_wrappers = check_names("comm_wrappers", comm_wrappers)
-        self._own_modules: OwnModules | None = None
+        self._own_modules: RankLocalModules | None = None
         self.semantics = make_semantics(semantics)
         self.faults = check_faults(faults)
         self.measures = Measures(topology, timeline)
@@ -166,11 +166,11 @@ class SimulatedWorld:
             cure = f"install {CUDA_CURE}"
             raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
 
-    def own_modules(self) -> OwnModules | None:
+    def own_modules(self) -> RankLocalModules | None:
         """Return the modules whose globals each rank has for itself; None if there are none."""
         names = (*self.own_globals, *known_own_globals())
         if self._own_modules is None or self._own_modules.names != names:
-            self._own_modules = OwnModules(names)
+            self._own_modules = RankLocalModules(names)
         return self._own_modules if names else None
 
     def run(self, fn: Callable[..., Any], /, *args: Any, world_size: int, **kwargs: Any) -> list[Any]:
@@ -227,7 +227,7 @@ class SimulatedRanks:
         self._own_modules = world.own_modules()
         self._devices = self._new_devices()
         self._known = known_own_globals()
-        self._serve(idle.take(world_size) or Network(world_size))
+        self._serve(rank_pool.take(world_size) or Network(world_size))
 
     def _serve(self, network: Network) -> None:
         self._network = network
@@ -266,7 +266,7 @@ class SimulatedRanks:
         __tracebackhide__ = True
         check_function(fn)
         fn = IN_RANKS.stand_in(fn)  # the caller may have read a function such as time.sleep before it was patched
-        if self.world_size > 1 and (warning := drawn.warning_of(fn)) is not None:
+        if self.world_size > 1 and (warning := import_time_draws.warning_of(fn)) is not None:
             advise(warning, stacklevel=3)
 
         def body() -> Any:
@@ -348,7 +348,7 @@ class SimulatedRanks:
 
         The module was imported in the controller, and simulated ranks share what it computed there.
         """
-        if self.world_size > 1 and (reads := early.not_told_yet()):
+        if self.world_size > 1 and (reads := import_time_reads.unreported()):
             advise(
                 "simulated ranks share what a module makes of a launcher's variables when it is imported, where no "
                 f"rank is set: {'; '.join(map(str, reads))}; read them in a function, or run this on processes, with "
@@ -384,7 +384,7 @@ class SimulatedRanks:
             with in_mode(devices):
                 return body()
         except (KeyError, ValueError) as error:  # torch raises these for an unknown group
-            tell_whose(error)
+            explain_foreign_group(error)
             raise
         finally:
             self._network.leave(rank)
@@ -393,7 +393,7 @@ class SimulatedRanks:
         if self._network.recorder is not None:
             self._network.recorder.compute(rank, seconds)
 
-    def _with_faults(self, outcomes: Sequence[Outcome], suffering: Suffering) -> list[Outcome]:
+    def _with_faults(self, outcomes: Sequence[Outcome], suffering: FaultInjector) -> list[Outcome]:
         """Return the outcomes in which each lost rank has the error of its fault.
 
         If a survivor failed only because a rank was lost, its outcome is marked as a consequence.
@@ -453,7 +453,7 @@ class SimulatedRanks:
     def close(self) -> None:
         """Keep the rank threads and their group for the next world of this size, or end them if they are not as new."""
         self.intact = False
-        idle.keep(self._network)
+        rank_pool.keep(self._network)
 
 
 def _devices_of_thread() -> RankDevices | None:

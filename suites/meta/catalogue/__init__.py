@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from . import absent, crossed, differing, groups, hazards, leaks, messages, orders, races
 from .entry import FAULTS, Fault
-from .innocent import INNOCENT
+from .false_alarm_traps import INNOCENT
 
 __all__ = ["FAULTS", "INNOCENT", "KINDS", "Fault"]
 

@@ -14,7 +14,7 @@ from pdlcheck.worlds.semantics import PROFILES
 from ..clone import ROOT
 from . import FAULTS, INNOCENT, KINDS
 from .entry import lines_named_by
-from .innocent import works_on_other_columns
+from .false_alarm_traps import works_on_other_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 

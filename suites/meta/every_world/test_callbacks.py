@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock, PdlcheckError
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.observe.naming import line_and_names
 from pdlcheck.worlds.outcome import Stopped
 from pdlcheck.worlds.semantics import PROFILES
 from pdlcheck.worlds.simulated.schedules.protocol import usual
-from pdlcheck.worlds.simulated.turns.scheduler import Scheduler
-from pdlcheck.worlds.watch.naming import line_and_names
+from pdlcheck.worlds.simulated.scheduling.scheduler import Scheduler
 
 from ..needs_mpi import needs_mpi
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch.distributed as dist
 
-from pdlcheck.worlds.simulated.own_globals.modules import known_own_globals
+from pdlcheck.worlds.simulated.module_globals.modules import known_own_globals
 
 KNOWN = [
     "accelerate.state",

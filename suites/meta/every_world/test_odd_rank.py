@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.observe import Matcher, Signature
 from pdlcheck.worlds.simulated import SimulatedWorld
-from pdlcheck.worlds.watch import Matcher, Signature
 
 
 def shapes(sizes):
@@ -177,7 +177,7 @@ def test_the_verdict_does_not_depend_on_who_comes_first(signatures):
         matcher = Matcher()
         with pytest.raises(CollectiveMismatch) as caught:
             post_all(matcher, order)
-        assert matcher.spoils(signatures[0])
+        assert matcher.is_mismatched(signatures[0])
         assert matcher.missing(signatures[0]) == ()
         said.add(str(caught.value))
     assert len(said) == 1
@@ -186,5 +186,5 @@ def test_the_verdict_does_not_depend_on_who_comes_first(signatures):
 def test_ranks_that_fit_spoil_nothing():
     matcher = Matcher()
     assert [matcher.post(posted(rank), rank) is None for rank in range(3)] == [True, True, False]
-    assert not matcher.spoils(posted(0))
+    assert not matcher.is_mismatched(posted(0))
     assert matcher.verdict() is None

@@ -194,7 +194,7 @@ WITHOUT_NUMBERS = """
 import torch, torch.distributed as dist
 from torch import nn
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated.own import patches
+from pdlcheck.worlds.simulated.process_state import patches
 patches._VERSION_OF_CLASS = patches._VERSION_OF_DICT = None
 
 def program():

@@ -11,7 +11,7 @@ import pytest
 # Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.running.processes
 import pdlcheck.harness.running.simulated
-import pdlcheck.worlds.simulated.own_globals.cause  # noqa: F401
+import pdlcheck.worlds.simulated.module_globals.cause  # noqa: F401
 
 from ..simulated import shared_globals
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import pdlcheck.harness.reporting.noted  # noqa: F401  # inner runs forget the modules that they import
+import pdlcheck.harness.reporting.hypothesis_notes  # noqa: F401  # inner runs forget the modules that they import
 
 WORLDS = pytest.mark.parametrize("world", ["sim", "gloo"])
 PROPERTY = """

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pdlcheck.harness.running.differing import compares_worlds
+from pdlcheck.harness.running.world_disagreement import compares_worlds
 
 from ..simulated import shared_globals
 
@@ -238,7 +238,7 @@ def test_counts(rank):
 
 
 def test_only_so_many_tests_run_again(run_on_both, monkeypatch):
-    monkeypatch.setattr("pdlcheck.harness.running.differing._AT_MOST", 1)
+    monkeypatch.setattr("pdlcheck.harness.running.world_disagreement._AT_MOST", 1)
     _, sections = run_on_both(
         """
 @pytest.mark.world_size(2)
@@ -304,7 +304,7 @@ def test_worlds_are_compared_where_one_process_sees_both(pytester, options, comp
     ("options", "worlds"), [([], "sim"), (["--co"], "sim,gloo")], ids=["one world", "only collected"]
 )
 def test_nothing_is_looked_at_where_nothing_can_be_compared(run_on_both, monkeypatch, options, worlds):
-    from pdlcheck.worlds.simulated.own_globals import run as own_globals
+    from pdlcheck.worlds.simulated.module_globals import run as own_globals
 
     monkeypatch.setattr(own_globals, "UserState", None)
     test = "@pytest.mark.world_size(2)\ndef test(rank):\n    assert rank < 2\n"

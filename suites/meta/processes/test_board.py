@@ -18,17 +18,26 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.worlds.observe import Operation, Signature
+from pdlcheck.worlds.observe.naming import Name
 from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.processes.controller.arbiter import Arbiter
 from pdlcheck.worlds.processes.controller.collect import Collector
-from pdlcheck.worlds.processes.controller.referee import Referee
 from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
-from pdlcheck.worlds.processes.exchange.messages import Aftermath, Asks, Done, Failed, Grant, HalfFull, Halted, Posted
+from pdlcheck.worlds.processes.exchange.messages import (
+    Aftermath,
+    Asks,
+    Done,
+    Failed,
+    Grant,
+    Halted,
+    LogHalfFull,
+    Posted,
+)
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
-from pdlcheck.worlds.processes.rank.announce import Announcer
-from pdlcheck.worlds.watch import Operation, Signature
-from pdlcheck.worlds.watch.naming import Name
+from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
 MANY = 2000  # more than a log holds
 LINE = os.path.basename(__file__)
@@ -189,7 +198,7 @@ def test_messages_meet_by_their_number_until_anybody_may_send():
 
 
 def test_a_rank_that_went_on_by_the_board_and_ended_does_not_count_as_waiting():
-    referee = Referee(2)
+    referee = Arbiter(2)
     referee.posted(0, 1, collective(0))
     referee.asks(0, 1)
     referee.waits(0, 1)
@@ -220,11 +229,11 @@ def test_a_log_that_is_read_when_it_is_half_full_has_room_for_all(board):
     said = []
 
     def send(report):
-        assert isinstance(report, HalfFull), "the log has no room"
+        assert isinstance(report, LogHalfFull), "the log has no room"
         said.append(report)
         board.take(0, 5)
 
-    announcer = Announcer(0, 2, send, board)
+    announcer = OperationCoordinator(0, 2, send, board)
     announcer.begin(5)
     for number in range(2 * MANY):
         announcer.meet(collective(0, seq=number, members=(0,)))
@@ -261,7 +270,7 @@ def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
         [(members[1], Asks(1, number, waits=True)) for number in range(3)],
         [(member, Done(1, pickle.dumps(None), after)) for member in members],
     ]
-    found = Collector(members, 1, lambda _: events.pop(0), Referee(2), board, timeout_s=60).outcomes()
+    found = Collector(members, 1, lambda _: events.pop(0), Arbiter(2), board, timeout_s=60).outcomes()
     assert all(isinstance(outcome, Returned) for outcome in found), "messages of another size were taken for one"
     assert sent[0] == sent[1]
     assert {grant.operation for grant in sent[0]} == {0, 1, 2}
@@ -280,7 +289,7 @@ def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(boa
     failed = Failed(1, None, "LookupError", "nothing", {}, "", "", False, Aftermath(**left, withdrawn=(0,)))
     stopped = Halted(1, "in all_reduce", Aftermath(**left, withdrawn=(0,)))
     events = [[(members[0], failed)], [(members[1], stopped)]]
-    referee = Referee(2)
+    referee = Arbiter(2)
     referee.posted(1, 0, collective(1))
     referee.asks(1, 0)
     board.take(1, 1)
@@ -291,7 +300,7 @@ def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(boa
 
 
 def test_the_controller_keeps_what_may_still_be_asked_about_and_nothing_else():
-    referee = Referee(2)
+    referee = Arbiter(2)
     for number in range(100):
         for rank in range(2):
             referee.posted(rank, number, collective(rank, seq=number))
@@ -310,17 +319,20 @@ def test_a_rank_says_which_operations_it_may_still_ask_about(board):
         said.append(report)
         board.take(0, 1)
 
-    announcer = Announcer(0, 2, send, board)
+    announcer = OperationCoordinator(0, 2, send, board)
     announcer.begin(1)
     left = announcer.post(Operation(collective(0), (), "all_reduce", ()), None)
     while not said:
         announcer.meet(collective(0, group="alone", members=(0,)))
-    assert said == [HalfFull(1, left.number)]
+    assert said == [LogHalfFull(1, left.number)]
 
 
 def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
     said = []
-    sender, receiver = Announcer(0, 2, said.append, board), Announcer(1, 2, lambda report: None, board)
+    sender, receiver = (
+        OperationCoordinator(0, 2, said.append, board),
+        OperationCoordinator(1, 2, lambda report: None, board),
+    )
     for announcer in (sender, receiver):
         announcer.begin(1)
     first = sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
@@ -357,7 +369,7 @@ class Launches:
     ids=["any between", "any first", "any first, of another", "one way", "another source", "any of another"],
 )
 def test_receives_of_one_source_are_launched_as_posted_in_whatever_order_they_are_granted(peers, granted, launched):
-    group, announcer = Launches(), Announcer(2, 3, lambda report: None, None)
+    group, announcer = Launches(), OperationCoordinator(2, 3, lambda report: None, None)
     announcer.begin(1)
     posted = []
     for name, peer in zip("abc", peers, strict=False):

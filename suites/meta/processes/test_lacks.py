@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes import ProcessWorld
-from pdlcheck.worlds.processes.controller.lacks import full_shared_memory, lacks
+from pdlcheck.worlds.processes.controller.machine_limits import full_shared_memory, lacks
 
 from ..clone import ROOT
 from ..needs_mpi import needs_mpi
@@ -90,7 +90,7 @@ def test_other_lacks(error, words):
 
 def test_shared_memory_without_room(monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("pdlcheck.worlds.processes.controller.lacks._SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr("pdlcheck.worlds.processes.controller.machine_limits._SHARED_MEMORY", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 0, 1 << 30))
     assert full_shared_memory() == ""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 4096))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typing_extensions
 
-from pdlcheck.worlds.processes.rank.position import place_of
-from pdlcheck.worlds.watch.callsite import declare_wrappers
+from pdlcheck.worlds.observe.callsite import declare_wrappers
+from pdlcheck.worlds.stack_position import place_of
 
 
 def line():
@@ -31,7 +31,7 @@ def test_a_deprecated_name_stands_for_the_line_that_calls_it():
 def test_a_communication_wrapper_stands_for_the_line_that_calls_it(tmp_path, monkeypatch, is_declared, named):
     (tmp_path / "comm_of_mine.py").write_text(
         "import threading\n"
-        "from pdlcheck.worlds.processes.rank.position import place_of\n"
+        "from pdlcheck.worlds.stack_position import place_of\n"
         "def where(): return place_of(threading.get_ident())\n"
         "def through_another(): return [place for place in map(lambda _: where(), [1])][0]\n"
     )
@@ -49,7 +49,7 @@ def test_a_communication_wrapper_stands_for_the_line_that_calls_it(tmp_path, mon
 
 def test_a_wrapper_that_nobody_calls_is_named_itself(tmp_path, monkeypatch):
     (tmp_path / "comm_alone.py").write_text(
-        "import threading\nfrom pdlcheck.worlds.processes.rank.position import place_of\nplaces = []\n"
+        "import threading\nfrom pdlcheck.worlds.stack_position import place_of\nplaces = []\n"
         "def where(): places.append(place_of(threading.get_ident()))\n"
         "def note(): where()\n"
     )

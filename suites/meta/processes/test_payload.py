@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from pdlcheck.worlds.processes.controller.surroundings import import_path
+from pdlcheck.worlds.processes.controller.controller_environment import import_path
 from pdlcheck.worlds.processes.exchange.payload import dump_result
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlcheck.worlds.processes.rank import position
+from pdlcheck.worlds import stack_position
 
 DEPTH = 400  # calls: enough for another thread to run before all of them are read
 
@@ -75,10 +75,10 @@ def collects(request):
 
 def test_nobody_runs_while_the_frames_of_a_thread_are_looked_at(hurried, deep_thread, counter, monkeypatch):
     reads_the_counter = partial(getattr, counter, "value")  # C code, which gets the frame as the default
-    monkeypatch.setattr(position, "_ITS_PLACE", reads_the_counter)
+    monkeypatch.setattr(stack_position, "_ITS_PLACE", reads_the_counter)
     seen = set()
     while len(seen) < 200:  # moments at which the other thread had run
-        counts = [count for _, count in position._frames_of(deep_thread.ident)]
+        counts = [count for _, count in stack_position._frames_of(deep_thread.ident)]
         assert len(counts) > DEPTH
         assert len(set(counts)) == 1
         seen.update(counts)
@@ -99,7 +99,7 @@ def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep
     collections = []
     gc.callbacks.append(lambda phase, info: collections.append(phase))
     try:
-        frames = position._frames_of(deep_thread.ident)
+        frames = stack_position._frames_of(deep_thread.ident)
     finally:
         gc.callbacks.pop()
     assert len(frames) > DEPTH
@@ -108,11 +108,11 @@ def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_looked_at(deep
 
 
 def test_the_stack_of_a_thread_leads_to_where_it_is(deep_thread):
-    place = position.place_of(deep_thread.ident)
+    place = stack_position.place_of(deep_thread.ident)
     assert place.stack.count("in descend\n    descend(depth - 1)") == 3  # plus a line with the number of repeats
     assert "in descend\n    leave.wait()" in place.stack
 
 
 def test_a_thread_that_is_gone_is_nowhere(deep_thread):
-    assert position.place_of(-1).words == ""
-    assert position.place_of(deep_thread.ident).mark == position.place_of(deep_thread.ident).mark
+    assert stack_position.place_of(-1).words == ""
+    assert stack_position.place_of(deep_thread.ident).mark == stack_position.place_of(deep_thread.ident).mark

@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from pdlcheck.errors import PeerFailed
 from pdlcheck.worlds import get_world
+from pdlcheck.worlds.observe import Operation, Signature
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, WAITS, place_of
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
 from pdlcheck.worlds.processes.exchange.messages import Asks, Refuse
-from pdlcheck.worlds.processes.rank.announce import Announcer
-from pdlcheck.worlds.watch import Operation, Signature
+from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
 from ..needs_mpi import needs_mpi
 
@@ -402,7 +402,7 @@ class Seen:
 def announced(board, send=lambda report: None):
     """Post an operation of rank 0; return its announcer, and the list of calls that reach the group."""
     signature = Signature(rank=0, op="barrier", group="0", members=(0, 1), seq=0)
-    announcer, calls = Announcer(0, 2, send, board), []
+    announcer, calls = OperationCoordinator(0, 2, send, board), []
     announcer.begin(1)
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
     announcer.post(Operation(signature, (), "barrier", ()), group)

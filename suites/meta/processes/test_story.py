@@ -8,9 +8,9 @@ import _pytest
 import pluggy
 import pytest
 
-from pdlcheck.worlds.processes.controller.member import Died
-from pdlcheck.worlds.processes.controller.story import rank_died, take_stack
+from pdlcheck.worlds.processes.controller.rank_handle import Died
 from pdlcheck.worlds.processes.rank import main as rank
+from pdlcheck.worlds.rank_reports import rank_died, take_stack
 
 PLUGGY, PYTEST = os.path.dirname(pluggy.__file__), os.path.dirname(_pytest.__file__)
 DUMP = f"""\

@@ -53,7 +53,7 @@ def test_the_controller_is_left_alone():
 def test_what_the_user_has_chosen_stays(chosen, kept):
     program = (
         "import os\n"
-        "from pdlcheck.worlds.processes.rank.taking_turns import take_turns\n"
+        "from pdlcheck.worlds.processes.rank.batch_scheduling import take_turns\n"
         f"os.sched_setscheduler(0, os.SCHED_{chosen}, os.sched_param(0))\n"
         "take_turns()\n"
         f"assert os.sched_getscheduler(0) == os.SCHED_{kept}, os.sched_getscheduler(0)\n"

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from pdlcheck.worlds.simulated.own.device_guard import outlives_ranks
+from pdlcheck.worlds.simulated.process_state.device_guard import outlives_ranks
 
 RANKS_THAT_COME_AND_GO = """
 from torch import empty

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated.own import device_streams
-from pdlcheck.worlds.simulated.own.device_streams import DeviceStreams
+from pdlcheck.worlds.simulated.process_state import device_streams
+from pdlcheck.worlds.simulated.process_state.device_streams import DeviceStreams
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from pdlcheck.worlds import check_same_on_worlds, get_world
-from pdlcheck.worlds.simulated.own_globals.early import early_reads
+from pdlcheck.worlds.simulated.module_globals.import_time_reads import early_reads
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\n"
 

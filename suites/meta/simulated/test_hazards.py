@@ -15,7 +15,7 @@ from pdlcheck.strategies import semantics as any_semantics
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 
-from ..catalogue import FAULTS, INNOCENT, hazards, innocent, leaks, messages
+from ..catalogue import FAULTS, INNOCENT, false_alarm_traps, hazards, leaks, messages
 from ..catalogue.hazards import peer
 from . import network_programs
 
@@ -189,7 +189,7 @@ def test_a_second_wait_says_that_it_is_one():
     with pytest.raises(Deadlock, match=r"rank 0: blocked in a second wait, at .*messages.py:45, for send to rank 1"):
         run(program, False)
     assert run(program, False, semantics="nccl")[1] == [2.0, 2.0]
-    assert run(innocent.waits_twice) == [[3.0, 3.0]] * 2  # allowed for a collective
+    assert run(false_alarm_traps.waits_twice) == [[3.0, 3.0]] * 2  # allowed for a collective
 
 
 def _begun(tensors, group=None):
@@ -364,7 +364,7 @@ def test_callbacks_of_futures_may_run_in_any_order():
 
 def test_semantics_replay_with_their_seed():
     def seen():
-        return [run(innocent.waits_in_another_order, semantics="gloo", seed=seed) for seed in range(5)]
+        return [run(false_alarm_traps.waits_in_another_order, semantics="gloo", seed=seed) for seed in range(5)]
 
     assert seen() == seen()
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated.own import normals, streams
+from pdlcheck.worlds.simulated.process_state import gauss_cache, streams
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 needs_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -130,9 +130,9 @@ def test_streams_of_another_layout_are_told_apart(monkeypatch):
 def kept(request, monkeypatch):
     """Return the module, which finds numpy's kept number by its place, or by asking numpy if the place is unknown."""
     if request.param == "by its place":
-        return normals
+        return gauss_cache
     monkeypatch.setattr(np.random, "RandomState", type("RandomState", (), {}))
-    spec = importlib.util.spec_from_file_location("asking", normals.__file__)
+    spec = importlib.util.spec_from_file_location("asking", gauss_cache.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -144,11 +144,11 @@ def test_the_normal_number_that_numpy_keeps_is_kept_for_another_bit_generator(ke
     try:
         np.random.seed(7)
         np.random.randn(drawn)
-        state, expected = kept.kept_normal(), np.random.get_state()
+        state, expected = kept.cached_gauss(), np.random.get_state()
         following = np.random.randn(3)
         np.random.set_bit_generator(np.random.MT19937())
         np.random.set_state((*expected[:3], 0, 0.0))
-        kept.set_kept_normal(state)
+        kept.set_cached_gauss(state)
         assert np.random.get_state()[3:] == expected[3:]
         assert np.array_equal(np.random.randn(3), following)
     finally:
@@ -157,8 +157,8 @@ def test_the_normal_number_that_numpy_keeps_is_kept_for_another_bit_generator(ke
 
 
 def test_where_numpy_keeps_it_is_found_or_not_used():
-    place = normals.place_of_kept_normal(np.random.mtrand._rand)
+    place = gauss_cache.place_of_kept_normal(np.random.mtrand._rand)
     assert place is not None
     assert place + 16 <= np.random.RandomState.__basicsize__
-    assert normals.place_of_kept_normal(np.random.default_rng()) is None
-    assert normals.place_of_kept_normal(None) is None
+    assert gauss_cache.place_of_kept_normal(np.random.default_rng()) is None
+    assert gauss_cache.place_of_kept_normal(None) is None

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import check_same_on_worlds, get_world
-from pdlcheck.worlds.simulated.own_globals import cause
+from pdlcheck.worlds.simulated.module_globals import cause
 
 from . import shared_globals
 

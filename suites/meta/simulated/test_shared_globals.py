@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pdlcheck.worlds import check_same_on_worlds, get_world
-from pdlcheck.worlds.simulated.own_globals.run import own_globals
+from pdlcheck.worlds.simulated.module_globals.run import own_globals
 
 from . import shared_globals
 

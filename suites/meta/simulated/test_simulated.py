@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock, Livelock
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.watch.callsite import user_frames
+from pdlcheck.worlds.observe.callsite import user_frames
 
 from ..every_world.programs import (
     EXPECTED,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from pdlcheck.errors import Deadlock, Livelock
 from pdlcheck.faults import Kill
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated.turns import scheduler
+from pdlcheck.worlds.simulated.scheduling import scheduler
 
 SCHEDULES = ["first", *(f"random:{seed}" for seed in range(4))]
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)

@@ -11,9 +11,8 @@ from typing import Any
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, weight
-from pdlcheck.worlds.processes.controller.member import Died, Member
-from pdlcheck.worlds.processes.controller.referee import Referee
-from pdlcheck.worlds.processes.controller.story import rank_died, rank_interrupt, rank_timeout, take_stack
+from pdlcheck.worlds.processes.controller.arbiter import Arbiter
+from pdlcheck.worlds.processes.controller.rank_handle import Died, Member
 from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.messages import (
     Aftermath,
@@ -21,19 +20,20 @@ from pdlcheck.worlds.processes.exchange.messages import (
     Done,
     Failed,
     Grant,
-    HalfFull,
     Halted,
+    LogHalfFull,
     Posted,
     Refuse,
     Report,
     Stack,
     Stop,
-    Unwatch,
+    StopMatching,
     WhereAreYou,
 )
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 from pdlcheck.worlds.processes.exchange.unpickling import Unreadable, load_sent
 from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
+from pdlcheck.worlds.rank_reports import rank_died, rank_interrupt, rank_timeout, take_stack
 
 __all__ = ["Collector"]
 
@@ -68,7 +68,7 @@ class Collector:
         members: Sequence[Member],
         call: int,
         wait: Callable[[float], Events],
-        referee: Referee | None,
+        referee: Arbiter | None,
         board: Board | None,
         timeout_s: float,
         debugged: int | None = None,
@@ -187,7 +187,7 @@ class Collector:
                 self._catch_up([rank])  # messages match in the order in which they were posted
                 self._posted(rank, operation, signature)
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
-            case HalfFull(begun=begun):
+            case LogHalfFull(begun=begun):
                 self._catch_up(range(len(self._members)))
                 self._judge(lambda referee: referee.forget(rank, begun))
             case Asks(operation=operation, waits=waits):
@@ -195,7 +195,7 @@ class Collector:
                 self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
                 if waits:
                     self._judge(lambda referee: referee.waits(rank, operation))
-            case Unwatch():
+            case StopMatching():
                 self._judge(lambda referee: referee.unwatch())
 
     def _catch_up(self, ranks: Iterable[int]) -> None:
@@ -212,7 +212,7 @@ class Collector:
 
     def _patience(self) -> float:
         """Return for how long the referee may still hesitate, so that each rank has time to report what it posts."""
-        if self._referee is None or not self._referee.hesitates or self._refusing:
+        if self._referee is None or not self._referee.has_open_mismatch or self._refusing:
             return math.inf
         if self._hesitating is None:
             self._hesitating = {rank: member.own_time() for rank, member in self._pending.items()}
@@ -278,7 +278,7 @@ class Collector:
         self._failures += 1
         order = self._failures + (_CONSEQUENCE if consequence else 0)
         self._end(rank, Raised(rank, error, traceback, order, output, site=site, consequence=consequence))
-        if not self._stopping and self._referee is not None and self._referee.hesitates and not weight(error):
+        if not self._stopping and self._referee is not None and self._referee.has_open_mismatch and not weight(error):
             self._speak()
         if self._stopping:
             return
@@ -299,7 +299,7 @@ class Collector:
 
     # -- ends ahead of time ------------------------------------------------------------------------
 
-    def _judge(self, ask: Callable[[Referee], None]) -> None:
+    def _judge(self, ask: Callable[[Arbiter], None]) -> None:
         if self._referee is None or self._stopping or self._refusing:
             return
         try:

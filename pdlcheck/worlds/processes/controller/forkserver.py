@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller import hash_seeds
+from pdlcheck.worlds.processes.controller.controller_environment import import_path
 from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
 from pdlcheck.worlds.processes.controller.process_state import ended_as, is_stopped
-from pdlcheck.worlds.processes.controller.surroundings import import_path
 from pdlcheck.worlds.processes.rank.orphans import SERVER, end_marked
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
 

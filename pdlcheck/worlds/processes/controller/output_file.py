@@ -9,7 +9,7 @@ import fcntl
 import os
 import sys
 
-from pdlcheck.worlds.processes.exchange.nameless import nameless_file
+from pdlcheck.worlds.processes.exchange.anonymous_file import anonymous_file
 
 __all__ = ["BOUND_S", "OutputFile"]
 
@@ -29,7 +29,7 @@ class OutputFile:
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self._is_whole = is_whole
-        self.fd = nameless_file("pdlcheck output")
+        self.fd = anonymous_file("pdlcheck output")
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
         self._read = 0  # end of the output that was read
         self._freed = 0  # end of the output whose room was freed

@@ -16,20 +16,20 @@ from typing import TextIO
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.outcome import Outcome, Raised
+from pdlcheck.worlds.processes.controller.arbiter import Arbiter
 from pdlcheck.worlds.processes.controller.collect import Collector
-from pdlcheck.worlds.processes.controller.lacks import full_shared_memory, lacks, loopback_is_down
-from pdlcheck.worlds.processes.controller.member import Died, Member, Written
+from pdlcheck.worlds.processes.controller.controller_environment import ControllerEnvironment
+from pdlcheck.worlds.processes.controller.machine_limits import full_shared_memory, lacks, loopback_is_down
 from pdlcheck.worlds.processes.controller.output_file import BOUND_S
 from pdlcheck.worlds.processes.controller.placement import Placement
-from pdlcheck.worlds.processes.controller.referee import Referee
+from pdlcheck.worlds.processes.controller.rank_handle import Died, Member, Written
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
-from pdlcheck.worlds.processes.controller.surroundings import Surroundings
 from pdlcheck.worlds.processes.controller.templates import Templates
 from pdlcheck.worlds.processes.exchange.board import Board, shared_file
-from pdlcheck.worlds.processes.exchange.heard import Ears
 from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, DefaultGroup, Here, Ready, Report, packed
 from pdlcheck.worlds.processes.exchange.payload import Modules
 from pdlcheck.worlds.processes.exchange.settings import present
+from pdlcheck.worlds.processes.exchange.warning_relay import WarningFilters
 
 __all__ = ["Pool"]
 
@@ -57,7 +57,9 @@ class Pool:
         self._setup = setup
         self._placement = placement
         self._calls = 0
-        self._surroundings = Surroundings(path=(), arguments=(), directory=None, environment=placement.environment)
+        self._surroundings = ControllerEnvironment(
+            path=(), arguments=(), directory=None, environment=placement.environment
+        )
         if templates is not None:
             self._surroundings = templates.surroundings
         self._selector = selectors.DefaultSelector()
@@ -118,7 +120,7 @@ class Pool:
         group: DefaultGroup,
         timeout_s: float,
         debugged: int | None = None,
-        ears: Ears | None = None,
+        ears: WarningFilters | None = None,
     ) -> list[Outcome]:
         """Send a call to every rank; return the outcome of each rank. See :class:`Call` for the arguments.
 
@@ -148,7 +150,7 @@ class Pool:
         *,
         seed: int | None,
         group: DefaultGroup,
-        ears: Ears | None = None,
+        ears: WarningFilters | None = None,
     ) -> None:
         self._calls += 1
         self.lacks_group = group == "none" or (self.lacks_group and group == "kept")
@@ -162,7 +164,7 @@ class Pool:
             raise
 
     def _collect(self, timeout_s: float, debugged: int | None = None) -> list[Outcome]:
-        referee = Referee(self._setup.world_size) if self._setup.watch else None
+        referee = Arbiter(self._setup.world_size) if self._setup.watch else None
         collector = Collector(self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged)
         try:
             outcomes = self._with_output(collector.outcomes())

@@ -13,11 +13,11 @@ from signal import SIGKILL
 from typing import Any
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.processes.controller.controller_environment import ControllerEnvironment
 from pdlcheck.worlds.processes.controller.forkserver import Forker
 from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess, fork
 from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, report_of
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
-from pdlcheck.worlds.processes.controller.surroundings import Surroundings
 from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, packed
 from pdlcheck.worlds.processes.exchange.payload import dump_call
 
@@ -60,7 +60,7 @@ class Templates:
     ) -> None:
         self._processes: list[LocalProcess] = []
         self._forkers: list[Forker] = []
-        first = Surroundings(path=(), arguments=(), directory=None, environment=placement.environment)
+        first = ControllerEnvironment(path=(), arguments=(), directory=None, environment=placement.environment)
         changes, self.surroundings = first.changes()
         payloads = tuple(dump_call(fn, args, {})[0] for fn, args in calls)
         self.listening = socket.create_server((placement.host, 0), backlog=setup.world_size)

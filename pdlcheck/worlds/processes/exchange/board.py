@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from pdlcheck.worlds.processes.exchange.nameless import nameless_file
+from pdlcheck.worlds.processes.exchange.anonymous_file import anonymous_file
 
 __all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "SpoiledBoard", "digest_of", "place_of", "shared_file"]
 
@@ -184,7 +184,7 @@ def place_of(digest: int) -> int:
 
 def shared_file(world_size: int) -> int:
     """Make the file behind the boards of one pool; return its descriptor."""
-    fd = nameless_file("pdlcheck board")
+    fd = anonymous_file("pdlcheck board")
     os.truncate(fd, _size(world_size))
     return fd
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from pdlcheck.worlds.observe import Signature
 from pdlcheck.worlds.processes.exchange.board import digest_of
-from pdlcheck.worlds.watch import Signature
 
 __all__ = ["Meeting", "Meetings"]
 

@@ -26,9 +26,9 @@ __all__ = [
     "Ending",
     "Failed",
     "Grant",
-    "HalfFull",
     "Halted",
     "Here",
+    "LogHalfFull",
     "Message",
     "Posted",
     "Prepare",
@@ -39,7 +39,7 @@ __all__ = [
     "Stack",
     "Start",
     "Stop",
-    "Unwatch",
+    "StopMatching",
     "WhereAreYou",
     "packed",
     "put",
@@ -293,7 +293,7 @@ class Posted(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class HalfFull(Message):
+class LogHalfFull(Message):
     """A request to read the log, because the rank has filled half of it since the last such request.
 
     ``begun``: the rank will not ask about its operations below this number.
@@ -313,11 +313,11 @@ class Asks(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Unwatch(Message):
+class StopMatching(Message):
     """The report that several threads of this rank communicate: a waiting thread does not mean a waiting rank."""
 
     call: int
 
 
 Command = Start | Call | Stop | WhereAreYou | AreYouThere | Grant | Refuse
-Report = Ready | Done | Ending | Failed | Halted | Stack | Here | Posted | HalfFull | Asks | Unwatch
+Report = Ready | Done | Ending | Failed | Halted | Stack | Here | Posted | LogHalfFull | Asks | StopMatching

@@ -26,7 +26,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
 )
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime, waited_for_cores
 from pdlcheck.worlds.processes.rank import ending
-from pdlcheck.worlds.processes.rank.position import place_of
+from pdlcheck.worlds.stack_position import place_of
 
 __all__ = ["Channel"]
 

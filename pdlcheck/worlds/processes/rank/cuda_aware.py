@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.worlds.processes.rank.announce import GroupEngine
+from pdlcheck.worlds.observe import Operation
+from pdlcheck.worlds.processes.rank.coordinator import GroupEngine
 from pdlcheck.worlds.processes.rank.on_stream import OnStream
-from pdlcheck.worlds.watch import Operation
 
 __all__ = ["CudaAwareEngine"]
 
@@ -17,7 +17,7 @@ class CudaAwareEngine(GroupEngine):
     """An engine that passes on calls on CUDA tensors with the stream of the rank that posted them."""
 
     def post(self, operation: Operation) -> dist.Work:
-        """Post an operation; see :class:`pdlcheck.worlds.watch.Engine`.
+        """Post an operation; see :class:`pdlcheck.worlds.observe.Engine`.
 
         Raises:
             ValueError: the operation sends or receives a CUDA tensor. gloo would pass its address to the network and

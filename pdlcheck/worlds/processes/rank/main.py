@@ -28,24 +28,26 @@ from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
+from pdlcheck.worlds.observe import FROM_CALLBACK, declare_wrappers
 from pdlcheck.worlds.outcome import ENDS_A_PROCESS, as_failure
 from pdlcheck.worlds.processes.exchange.board import Board
-from pdlcheck.worlds.processes.exchange.heard import hearing
 from pdlcheck.worlds.processes.exchange.journal import open_journal
 from pdlcheck.worlds.processes.exchange.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.exchange.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings, put
-from pdlcheck.worlds.processes.rank import ending, imported, own_settings
+from pdlcheck.worlds.processes.exchange.warning_relay import hearing
+from pdlcheck.worlds.processes.rank import ending, import_time_rng, own_settings
 from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_alone
-from pdlcheck.worlds.processes.rank.announce import Announcer
-from pdlcheck.worlds.processes.rank.at_end import end, end_call
+from pdlcheck.worlds.processes.rank.batch_scheduling import take_turns
 from pdlcheck.worlds.processes.rank.channel import Channel
+from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 from pdlcheck.worlds.processes.rank.cuda_on_cpu import (
     cuda_on_cpu,
     run_cuda_on_cpu,
     runs_cuda_on_cpu,
     select_first_device,
 )
+from pdlcheck.worlds.processes.rank.exit_callbacks import end, end_call
 from pdlcheck.worlds.processes.rank.orphans import adopt_orphans
 from pdlcheck.worlds.processes.rank.own_device import (
     loads_on_own_device,
@@ -56,13 +58,11 @@ from pdlcheck.worlds.processes.rank.own_device import (
 from pdlcheck.worlds.processes.rank.own_group import is_as_begun, join_group, leave_group, offer, offer_groups
 from pdlcheck.worlds.processes.rank.own_rank import take_rank, users_code
 from pdlcheck.worlds.processes.rank.own_store import meet_at
-from pdlcheck.worlds.processes.rank.position import user_traceback
 from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
-from pdlcheck.worlds.processes.rank.taking_turns import take_turns
 from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
+from pdlcheck.worlds.stack_position import user_traceback
 from pdlcheck.worlds.standard_streams import flush_streams
-from pdlcheck.worlds.watch import FROM_CALLBACK, declare_wrappers
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 
@@ -94,7 +94,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     start: Start = channel.receive()
     if not placed:
         take_place(start)
-    announcer = Announcer(
+    announcer = OperationCoordinator(
         start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
     )
     declare_wrappers(start.comm_wrappers)
@@ -175,7 +175,7 @@ def _init(start: Start, store: Store) -> None:
     dist.init_process_group(store=store, rank=start.rank, world_size=start.world_size, **arguments)
 
 
-def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: Announcer) -> None:
+def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: OperationCoordinator) -> None:
     default_group, fn = dist.group.WORLD, None
     ending.begins()
     try:
@@ -190,9 +190,9 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         adopt(call.changes, start.variables)
         if call.seed is not None:
             own_settings.put_back()
-            imported.begin(start.rank, call.seed)
+            import_time_rng.begin(start.rank, call.seed)
         for module in call.modules:
-            with imported.streams_of(module[1]), cuda_on_cpu():
+            with import_time_rng.streams_of(module[1]), cuda_on_cpu():
                 import_module_of(*module)
                 if call.seed is not None:
                     own_settings.hold()
@@ -227,7 +227,7 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
     channel.end(call.call, report)
 
 
-def _called(fn: Any, args: Any, kwargs: Any, announcer: Announcer) -> Any:
+def _called(fn: Any, args: Any, kwargs: Any, announcer: OperationCoordinator) -> Any:
     try:
         with forked_children_end():
             return fn(*args, **kwargs)
@@ -256,7 +256,7 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
 
 
-def _aftermath(default_group: dist.ProcessGroup | None, announcer: Announcer) -> Aftermath:
+def _aftermath(default_group: dist.ProcessGroup | None, announcer: OperationCoordinator) -> Aftermath:
     return Aftermath(
         is_as_begun(default_group) and not announcer.is_torn,
         c10d._world.group_count,

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.worlds.watch import require_valid
+from pdlcheck.worlds.observe import require_valid
 
 __all__ = ["is_as_begun", "join_group", "leave_group", "offer", "offer_groups"]
 

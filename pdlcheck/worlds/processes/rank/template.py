@@ -15,13 +15,13 @@ from typing import NoReturn
 
 from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, put
 from pdlcheck.worlds.processes.exchange.payload import load_call
-from pdlcheck.worlds.processes.rank import imported
-from pdlcheck.worlds.processes.rank.at_end import end
+from pdlcheck.worlds.processes.rank import import_time_rng
 from pdlcheck.worlds.processes.rank.cuda_on_cpu import cuda_on_cpu
+from pdlcheck.worlds.processes.rank.exit_callbacks import end
+from pdlcheck.worlds.processes.rank.fork_safety import Watch, without_group
 from pdlcheck.worlds.processes.rank.main import adopt, begin, fresh_state, take_place
 from pdlcheck.worlds.processes.rank.main import main as rank_main
 from pdlcheck.worlds.processes.rank.server import serve
-from pdlcheck.worlds.processes.rank.unfit import Watch, without_group
 
 __all__ = ["main"]
 
@@ -66,7 +66,7 @@ def _prepare(prepare: Prepare) -> str:
 
 def _call(prepare: Prepare, payload: bytes) -> None:
     fn, args, kwargs = load_call(payload)
-    imported.begin(prepare.start.rank, prepare.seed)
+    import_time_rng.begin(prepare.start.rank, prepare.seed)
     fresh_state(prepare.seed, prepare.start)
     with cuda_on_cpu():
         fn(*args, **kwargs)

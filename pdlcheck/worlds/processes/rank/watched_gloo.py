@@ -17,17 +17,17 @@ import torch.distributed.distributed_c10d as c10d
 from pdlcheck.compat.patches import Patches
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import handles, jit_wait
-from pdlcheck.worlds.processes.rank.announce import Announcer
+from pdlcheck.worlds.observe import WatchedGroup
+from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 from pdlcheck.worlds.processes.rank.cuda_aware import CudaAwareEngine
 from pdlcheck.worlds.processes.rank.watched_groups import being_made, meet_in_new_group, numbered
-from pdlcheck.worlds.watch import WatchedGroup
 
 __all__ = ["watch_gloo"]
 
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 
 
-def watch_gloo(announcer: Announcer) -> None:
+def watch_gloo(announcer: OperationCoordinator) -> None:
     """Make all gloo groups that are created from now on announce their operations.
 
     Raises:

@@ -14,8 +14,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.processes.rank.announce import Announcer
-from pdlcheck.worlds.watch import (
+from pdlcheck.worlds.observe import (
     WatchedGroup,
     agree_on_number,
     among_all,
@@ -24,6 +23,7 @@ from pdlcheck.worlds.watch import (
     members_of_default,
     new_group,
 )
+from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
 __all__ = ["begin_call", "being_made", "meet_in_new_group", "numbered"]
 
@@ -50,7 +50,7 @@ _defaults = 0  # number of default groups that the program has made in this call
 _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
 
-def meet_in_new_group(announcer: Announcer) -> None:
+def meet_in_new_group(announcer: OperationCoordinator) -> None:
     """Make ranks wait for one another at the controller before they make a group, from now on.
 
     All ranks of the default group wait, or only the members if the group is made with ``use_local_synchronization``.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from pdlcheck.worlds.mpi.group import MpiGroup, wrap_groups
-from pdlcheck.worlds.processes.rank.announce import Announcer, GroupEngine
+from pdlcheck.worlds.observe import WatchedGroup
+from pdlcheck.worlds.processes.rank.coordinator import GroupEngine, OperationCoordinator
 from pdlcheck.worlds.processes.rank.watched_groups import being_made, meet_in_new_group, numbered
-from pdlcheck.worlds.watch import WatchedGroup
 
 __all__ = ["watch_mpi"]
 
 
-def watch_mpi(announcer: Announcer) -> None:
+def watch_mpi(announcer: OperationCoordinator) -> None:
     """Make all MPI groups that are created from now on announce their operations."""
     meet_in_new_group(announcer)
 

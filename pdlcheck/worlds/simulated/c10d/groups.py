@@ -15,11 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.compat.patches import Patch
 from pdlcheck.errors import CollectiveMismatch
-from pdlcheck.worlds.simulated.c10d import monitored
-from pdlcheck.worlds.simulated.network.losses import is_consequence, never_joined
-from pdlcheck.worlds.simulated.network.origin import origin
-from pdlcheck.worlds.simulated.turns.scheduler import current_rank
-from pdlcheck.worlds.watch import (
+from pdlcheck.worlds.observe import (
     Operation,
     is_local,
     key_among,
@@ -29,6 +25,10 @@ from pdlcheck.worlds.watch import (
     require_valid,
     user_line,
 )
+from pdlcheck.worlds.simulated.c10d import monitored
+from pdlcheck.worlds.simulated.network.gloo_errors import is_consequence, never_joined
+from pdlcheck.worlds.simulated.network.origin import origin
+from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["BACKEND", "PATCHES", "name_backends"]
 

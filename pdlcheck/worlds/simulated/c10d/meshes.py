@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from pdlcheck.compat.patches import Patch
-from pdlcheck.worlds.simulated.turns.scheduler import current_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["PATCHES"]
 

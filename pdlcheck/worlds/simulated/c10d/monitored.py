@@ -9,17 +9,17 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.worlds.exceptions import text_of
-from pdlcheck.worlds.simulated.network.losses import (
+from pdlcheck.worlds.simulated.network.gloo_errors import (
     TIMEOUT_MS,
+    barrier_timeout,
     closed_by,
     failed_to_pass,
-    heard_nobody,
     is_consequence,
     is_time_limit,
     timed_out,
 )
 from pdlcheck.worlds.simulated.schedules.access import Question
-from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.network.network import Network
@@ -43,7 +43,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     group = group or c10d._get_default_group()
     limit = None if timeout is None or dist.get_rank(group) else timedelta(milliseconds=_milliseconds(timeout))
     if limit == timedelta(0) and dist.get_world_size(group) > 1:
-        raise heard_nobody(wait_all_ranks)
+        raise barrier_timeout(wait_all_ranks)
     work: SimulatedWork | None = None
     try:
         work = cast("SimulatedWork", group.post_monitored_barrier())

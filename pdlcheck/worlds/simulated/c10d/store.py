@@ -13,9 +13,9 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from pdlcheck.worlds.observe import is_limit
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess
-from pdlcheck.worlds.simulated.turns.scheduler import Scheduler, current_rank
-from pdlcheck.worlds.watch import is_limit
+from pdlcheck.worlds.simulated.scheduling.scheduler import Scheduler, current_rank
 
 __all__ = ["NO_LIMIT", "SimulatedStore", "as_bytes"]
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.simulated.own.device_streams import in_use
-from pdlcheck.worlds.simulated.turns.scheduler import current_rank
-from pdlcheck.worlds.watch import user_line
+from pdlcheck.worlds.observe import user_line
+from pdlcheck.worlds.simulated.process_state.device_streams import in_use
+from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["Engine"]
 

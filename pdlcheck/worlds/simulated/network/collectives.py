@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdlcheck.worlds.watch import Operation, Part
+from pdlcheck.worlds.observe import Operation, Part
 
 __all__ = ["Order", "Write", "moves", "read_by", "write", "writes_as_user", "written_by"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pdlcheck.errors import LeakedWork
+from pdlcheck.worlds.observe import Signature
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
-from pdlcheck.worlds.watch import Signature
 
 __all__ = ["in_order_on_nccl", "leaked"]
 
@@ -24,7 +24,7 @@ def leaked(
     Args:
         unmatched: the operations that have not matched.
         unwaited: the asynchronous operations that no rank has waited for.
-        describe: see :class:`Claims`.
+        describe: see :class:`HazardDetector`.
     """
     lost = {id(work): work for work in unmatched if work.operation.signature.op == "send" and work.matched}
     waiting = {id(work): work for work in unwaited if not (work.origin.torchs_own or work.finished)}

@@ -15,23 +15,7 @@ from torch import Tensor
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.faults import Corrupt, Fault, Slow
 from pdlcheck.worlds.modes import are_left_on
-from pdlcheck.worlds.semantics import Semantics
-from pdlcheck.worlds.simulated.c10d.borrowed import Ended, require_own_group
-from pdlcheck.worlds.simulated.c10d.own_stores import forget_servers
-from pdlcheck.worlds.simulated.c10d.store import SimulatedStore
-from pdlcheck.worlds.simulated.c10d.view import is_as_joined, serve_another_world
-from pdlcheck.worlds.simulated.network.claims import Claims
-from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
-from pdlcheck.worlds.simulated.network.lanes import Lanes
-from pdlcheck.worlds.simulated.network.leaks import leaked
-from pdlcheck.worlds.simulated.network.origin import origin
-from pdlcheck.worlds.simulated.network.set_order import SetOrder
-from pdlcheck.worlds.simulated.network.shared import Shared
-from pdlcheck.worlds.simulated.network.suffering import RankGone, Suffering
-from pdlcheck.worlds.simulated.network.work import SimulatedWork, Transfer
-from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
-from pdlcheck.worlds.simulated.turns.scheduler import RankThread, Scheduler, current_rank, running_rank
-from pdlcheck.worlds.watch import (
+from pdlcheck.worlds.observe import (
     Callers,
     Match,
     Matcher,
@@ -41,9 +25,25 @@ from pdlcheck.worlds.watch import (
     WatchedGroup,
     deadlock,
     refuse,
-    refuse_as_gloo,
+    validate_for_gloo,
 )
-from pdlcheck.worlds.watch.traffic import nbytes_of
+from pdlcheck.worlds.observe.traffic import nbytes_of
+from pdlcheck.worlds.semantics import Semantics
+from pdlcheck.worlds.simulated.c10d.foreign_groups import Ended, require_member_of_this_world
+from pdlcheck.worlds.simulated.c10d.install import is_pristine, rebind_to_world
+from pdlcheck.worlds.simulated.c10d.simulated_stores import forget_servers
+from pdlcheck.worlds.simulated.c10d.store import SimulatedStore
+from pdlcheck.worlds.simulated.network.buffer_hazards import HazardDetector
+from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
+from pdlcheck.worlds.simulated.network.fault_injection import FaultInjector, RankGone
+from pdlcheck.worlds.simulated.network.leaks import leaked
+from pdlcheck.worlds.simulated.network.ordered_p2p import OrderedP2PMatcher
+from pdlcheck.worlds.simulated.network.origin import origin
+from pdlcheck.worlds.simulated.network.set_order import SetOrder
+from pdlcheck.worlds.simulated.network.tensor_sharing import Shared
+from pdlcheck.worlds.simulated.network.work import SimulatedWork, Transfer
+from pdlcheck.worlds.simulated.schedules.access import Post, Question, StoreAccess
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, Scheduler, current_rank, running_rank
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.recorder import Recorder
@@ -61,7 +61,7 @@ class Network:
         self.scheduler = Scheduler(world_size, stuck=self._stuck, elapse=self._elapse)
         self.store = SimulatedStore(self.scheduler)
         self.worn = False  # whether a rank has left something behind that the next world's ranks would find
-        self._claims = [Claims(self._describe) for _ in range(world_size)]
+        self._claims = [HazardDetector(self._describe) for _ in range(world_size)]
         self._seed = 0
         self._forget()
 
@@ -73,7 +73,7 @@ class Network:
         self.store.clear()
         for rank in self.scheduler.ranks:
             if rank.c10d:
-                serve_another_world(rank)
+                rebind_to_world(rank)
 
     def reset(self) -> None:
         """Forget everything, after ranks failed in the middle of an operation.
@@ -100,7 +100,7 @@ class Network:
 
     def _forget(self) -> None:
         self._matcher = Matcher()
-        self._lanes = Lanes()
+        self._lanes = OrderedP2PMatcher()
         self._posted: dict[int, SimulatedWork] = {}  # not matched yet
         self._open: dict[int, SimulatedWork] = {}  # asynchronous, and not waited for yet
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
@@ -118,7 +118,7 @@ class Network:
         for rank in self.scheduler.ranks:
             for group in self._groups(rank):
                 group.count_anew()
-        self.suffering = Suffering(
+        self.suffering = FaultInjector(
             [fault for fault in faults if not isinstance(fault, Slow)], len(self.scheduler.ranks)
         )
         self.traffic = Traffic(len(self.scheduler.ranks))
@@ -147,7 +147,7 @@ class Network:
     def leave(self, rank: int) -> None:
         """Release what the running rank holds, because it has ended."""
         self._claims[rank].clear()
-        self.worn = self.worn or not is_as_joined() or are_left_on()
+        self.worn = self.worn or not is_pristine() or are_left_on()
 
     def rest(self) -> bool:
         """Drop everything that belongs to the last run; return False if the ranks are not as those of a new network."""
@@ -173,8 +173,8 @@ class Network:
     def post(self, operation: Operation) -> SimulatedWork:
         """Post an operation of the running rank. It completes when its partners are there."""
         refuse(operation)
-        refuse_as_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
-        require_own_group(operation, self)
+        validate_for_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
+        require_member_of_this_world(operation, self)
         signature = operation.signature
         self.set_order.look(signature)
         post = Post(signature)
@@ -200,7 +200,7 @@ class Network:
         try:
             for match in self._matches(work):
                 self._complete(match)
-            if self._matcher.spoils(signature):
+            if self._matcher.is_mismatched(signature):
                 self._await_the_others(signature)
         except CollectiveMismatch as error:
             self.scheduler.fail(error)
@@ -348,7 +348,7 @@ class Network:
         return self._matcher.missing(signature)
 
     def close(self, signature: Signature) -> None:
-        """Close the connections of a rank that has given up waiting for a message; see :meth:`Suffering.close`."""
+        """Close the connections of a rank that has given up waiting for a message; see :meth:`FaultInjector.close`."""
         self.suffering.close(signature, self._posted)
         self._open = {key: work for key, work in self._open.items() if not work.is_lost}
 

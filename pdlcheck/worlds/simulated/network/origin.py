@@ -12,8 +12,8 @@ import torch
 import torch.distributed.c10d_logger as c10d_logger
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.worlds.watch import Operation
-from pdlcheck.worlds.watch.callsite import WRAPPERS
+from pdlcheck.worlds.observe import Operation
+from pdlcheck.worlds.observe.callsite import WRAPPERS
 
 __all__ = ["Origin", "origin"]
 

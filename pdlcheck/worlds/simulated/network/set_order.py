@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from pdlcheck.errors import SetOrderWarning
-from pdlcheck.worlds.watch import Signature
-from pdlcheck.worlds.watch.callsite import KIND_OF_FILE, short
+from pdlcheck.worlds.observe import Signature
+from pdlcheck.worlds.observe.callsite import KIND_OF_FILE, short
 
 __all__ = ["SetOrder"]
 

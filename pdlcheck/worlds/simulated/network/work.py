@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pdlcheck.uncompiled import uncompiled
+from pdlcheck.worlds.observe import Operation, Part, WatchedWork, is_limit, refuse_future, user_call, user_line
 from pdlcheck.worlds.simulated.network.collectives import (
     Order,
     Write,
@@ -18,14 +19,13 @@ from pdlcheck.worlds.simulated.network.collectives import (
     writes_as_user,
     written_by,
 )
-from pdlcheck.worlds.simulated.network.losses import too_late
+from pdlcheck.worlds.simulated.network.gloo_errors import operation_timeout
 from pdlcheck.worlds.simulated.network.memory import memories, storage_of
 from pdlcheck.worlds.simulated.network.origin import Origin
 from pdlcheck.worlds.simulated.network.poison import poison
-from pdlcheck.worlds.simulated.network.shared import version_of
+from pdlcheck.worlds.simulated.network.tensor_sharing import version_of
 from pdlcheck.worlds.simulated.schedules.access import Post
-from pdlcheck.worlds.simulated.turns.scheduler import RankThread, current_rank
-from pdlcheck.worlds.watch import Operation, Part, WatchedWork, is_limit, refuse_future, user_call, user_line
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank
 
 if TYPE_CHECKING:
     from pdlcheck.clock.trace import Act
@@ -199,7 +199,7 @@ class SimulatedWork(WatchedWork):
             if not signature.is_p2p:
                 raise RuntimeError(f"Operation timed out! {limit.total_seconds():g} s have passed in {signature}")
             self._network.close(signature)
-            raise too_late(signature, round(1000 * limit.total_seconds()))
+            raise operation_timeout(signature, round(1000 * limit.total_seconds()))
 
     def _may(self, what: str) -> str:
         """Return the semantics of messages in this respect; empty for a collective.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdlcheck.worlds.watch import Signature
+from pdlcheck.worlds.observe import Signature
 
 __all__ = ["Access", "Post", "Question", "StoreAccess"]
 

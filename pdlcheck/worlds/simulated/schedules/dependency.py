@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pdlcheck.worlds.observe import Signature
 from pdlcheck.worlds.simulated.schedules.access import Access, Post, Question, StoreAccess
-from pdlcheck.worlds.watch import Signature
 
 __all__ = ["Dependency"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck import checks
-from pdlcheck.checks import check_all_gather, check_all_reduce, check_broadcast, check_reduce_scatter, held
+from pdlcheck.checks import check_all_gather, check_all_reduce, check_broadcast, check_reduce_scatter, rank_results
 from pdlcheck.worlds import get_world
 
 WHOLE = [torch.arange(12.0).view(3, 4) + 100 * rank for rank in range(3)]
@@ -92,7 +92,7 @@ def test_inputs_that_cannot_be_compared_are_refused(world, check, inputs, ranks,
 
 def test_an_order_that_this_torch_does_not_keep_is_refused(monkeypatch):
     """The ranks are threads of this process, because they must see the patch."""
-    monkeypatch.setattr(held, "KEEPS_ORDER", False)
+    monkeypatch.setattr(rank_results, "KEEPS_ORDER", False)
     world = get_world("sim")
     check_all_gather(everyone, WHOLE, world, ranks=[0, 1, 2])
     with pytest.raises(ValueError, match=r"sorts the ranks of a group, got ranks=\[2, 0, 1\]; give them in that order"):

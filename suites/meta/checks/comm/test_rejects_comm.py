@@ -17,7 +17,7 @@ from pdlcheck.checks import (
     check_reduce_scatter,
     check_ring_pass,
 )
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import rank_tensors
 from pdlcheck.errors import Deadlock
 from pdlcheck.worlds import get_world

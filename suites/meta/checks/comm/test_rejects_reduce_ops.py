@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlcheck.checks import check_all_reduce, check_all_reduce_agrees, check_reduce_scatter
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import float_rank_tensors, rank_tensors
 from pdlcheck.worlds import get_world
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlcheck.checks import check_all_gather
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import uneven_rank_tensors
 from pdlcheck.worlds import get_world
 

@@ -14,7 +14,7 @@ from pdlcheck.checks import (
     check_replicas_in_sync,
     check_same_start,
 )
-from pdlcheck.checks.held import possible_order
+from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import MakeLayers
 from pdlcheck.errors import Inconclusive
 

@@ -1,0 +1,141 @@
+"""The comparison of the signatures of ranks that meet in one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, starmap
+from typing import Any
+
+from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds.observe.signature import Signature, describe_differences
+from pdlcheck.worlds.words import in_common, listed, who
+
+__all__ = ["fits", "mismatch", "p2p_mismatch"]
+
+_MUST_AGREE = (
+    ("op", "the operation"),
+    ("members", "the ranks of the group"),
+    ("root", "the root"),
+    ("reduce_op", "the reduce-op"),
+    ("dtypes", "the dtype"),
+    ("shapes", "the shape"),
+    ("orders", "the order of elements in memory"),
+)
+
+# these fields are adjacent, with those by which operations meet: one comparison suffices if nothing differs
+_AT_ONCE = slice(Signature._fields.index("op"), Signature._fields.index("peer"))
+
+
+def fits(there: Signature, arriving: Signature) -> bool:
+    """Return whether the signatures of two members of one collective agree."""
+    if there[_AT_ONCE] != arriving[_AT_ONCE]:
+        return mismatch([there, arriving]) is None
+    return arriving.op != "all_to_all" or _split_mismatch(there, arriving) is None
+
+
+def mismatch(there: Sequence[Signature]) -> CollectiveMismatch | None:
+    """Compare the members of one collective that are there; return None if they agree.
+
+    The value that the fewest ranks have comes first; of equal numbers, the value of the lowest rank. So the message
+    does not depend on the order of arrival. If one rank differs from all others, the message names it first.
+    """
+    there = sorted(there)  # by rank
+    for name, words in _MUST_AGREE:
+        sides = _sides(name, there)
+        if len(sides) > 1:
+            return _differ(name, words, sides)
+    if there[0].op == "all_to_all":
+        return next(filter(None, starmap(_split_mismatch, combinations(there, 2))), None)
+    return None
+
+
+def _sides(name: str, there: Sequence[Signature]) -> list[list[Signature]]:
+    """Return the members grouped by their value, the smallest group first."""
+    sides: dict[Any, list[Signature]] = {}
+    if name == "op" and all(one.makes_group_of_itself for one in there):
+        return [[*there]]  # such groups never communicate, so every backend accepts them
+    for one in there:
+        value = getattr(one, name)
+        sides.setdefault(_without_ones(value) if name == "shapes" else value, []).append(one)
+    return sorted(sides.values(), key=len)  # stable: among equal sizes the lowest rank's group stays first
+
+
+def _differ(name: str, words: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:
+    firsts = [side[0] for side in sides]
+    one, ranks = firsts[0], who([[one.rank for one in side] for side in sides])
+    values = [getattr(first, name) for first in firsts]
+    if name == "op" and all(first.is_new_group for first in firsts):
+        head = (
+            f"{ranks} make different groups: {listed(values)}; all ranks, also those that are not in a group, must "
+            "make the same groups in the same order"
+        )
+        return _error(head, "the ranks of the group", sides)
+    head = f"{ranks} met in collective {one.seq} of the {one.group_text} and differ in "
+    if name == "orders":
+        at = next(at for at in range(len(one.shapes)) if len({_order(first, at) for first in firsts}) > 1)
+        orders = listed([_order(first, at) for first in firsts])
+        head += (
+            f"the order of elements in memory, by which backends go: {orders}, of shape {one.shapes[at]}; call "
+            ".contiguous() on every rank, or give all ranks one memory_format"
+        )
+        return _error(head, words, sides)
+    if name == "dtypes" and len({len(value) for value in values}) > 1:  # coalesced calls, lists of parts
+        values, words = [len(value) for value in values], "the number of tensors"
+    return _error(f"{head}{words}: {listed([_text(value) for value in values])}", words, sides)
+
+
+def _without_ones(shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes without dimensions of size 1, because backends only count elements: ``()`` equals ``(1,)``."""
+    return tuple(tuple(size for size in shape if size != 1) for shape in shapes)
+
+
+def _order(signature: Signature, at: int) -> str:
+    order = signature.orders[at] if signature.orders else ()
+    return f"dimensions {order}" if order else "contiguous"
+
+
+def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:
+    if any(len(splits) != len(signature.members) for signature in (one, other) for splits in signature.splits):
+        return None  # torch raises on the rank itself
+    for sender, receiver in ((one, other), (other, one)):
+        sent = sender.splits[0][sender.members.index(receiver.rank)]
+        taken = receiver.splits[1][receiver.members.index(sender.rank)]
+        if sent != taken:
+            return _error(
+                f"rank {sender.rank} sends {sent} elements to rank {receiver.rank} in all_to_all, "
+                f"rank {receiver.rank} has room for {taken}",
+                "the split",
+                [[one], [other]],
+            )
+    return None
+
+
+def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:
+    """Compare a message and its buffer: dtype and number of elements must agree, the shape may differ."""
+    for words, sent, taken in (
+        ("the dtype", send.dtypes[0], recv.dtypes[0]),
+        ("the number of elements", send.numel, recv.numel),
+    ):
+        if sent != taken:
+            return _error(
+                f"the message from rank {send.rank} to rank {recv.rank} differs in {words}: "
+                f"{sent} sent, {taken} expected",
+                words,
+                [[send], [recv]],
+            )
+    return None
+
+
+def _error(head: str, what: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:
+    told = describe_differences(one for side in sides for one in side)
+    lines = [f"rank {rank}: {words}" for rank, words in sorted(told.items())]
+    shown = [line for side in sides for line in in_common({one.rank: told[one.rank] for one in side})]
+    fewest, next_to_it = (len(side) for side in sides[:2])
+    odd = [one.rank for one in sides[0]] if fewest < next_to_it else []
+    return CollectiveMismatch("\n".join([head, *(f"  {line}" for line in shown)]), what=what, ranks=lines, odd=odd)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple) and len(value) == 1:
+        value = value[0]
+    return str(value) if value not in ("", -1) else "none"

@@ -1,0 +1,160 @@
+"""The signature of one operation of one rank, and its text in reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pdlcheck.worlds.observe.naming import Name
+from pdlcheck.worlds.words import spans
+
+__all__ = ["NEW_GROUP", "P2P", "Callers", "Signature", "describe_differences", "key_among"]
+
+P2P = frozenset({"send", "recv"})
+NEW_GROUP = "new_group"
+_DEFAULT_GROUP = "0"  # torch's name for the first group of a process
+
+
+def key_among(name: str, among: str) -> str:
+    """Return the key by which the ranks of a group meet.
+
+    Another default group may have a group of the same name; ``among`` names the ranks of this one's.
+    """
+    return f"{name}@{among}" if among else name
+
+
+class Signature(NamedTuple):
+    """One c10d operation of one rank, without its data; small, picklable and fast to create.
+
+    Args:
+        rank: global rank that posts it.
+        op: the field's name: ``all_reduce``, ``send``, ...; for a new group with its ranks, ``new_group(0, 2)``.
+        group: key of the process group.
+        members: global ranks of the group, in group order.
+        seq: number of this collective in the group, counted on this rank from 0; -1 for send and recv.
+        shapes: shapes of the tensors that must agree between the ranks, or of the message.
+        dtypes: dtypes of the same tensors.
+        orders: order of their dimensions in memory, if that must agree, too; empty if all are contiguous.
+        reduce_op: ``SUM``, ``MAX``, ...; empty without a reduction.
+        root: global rank of the source or destination of a rooted collective, -1 without one.
+        peer: global rank at the other end of a send or recv; -1 for a receive from any source.
+        tag: tag of a send or recv.
+        splits: number of elements to each member and from each member, for all_to_all.
+        where: the user's source line, ``file.py:12``.
+        names: the user's names for the first tensor.
+        caller: the user's line that called the function of ``where``; empty if no user code did.
+    """
+
+    rank: int
+    op: str
+    group: str
+    members: tuple[int, ...]
+    seq: int = -1
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    orders: tuple[tuple[int, ...], ...] = ()
+    reduce_op: str = ""
+    root: int = -1
+    peer: int = -1
+    tag: int = 0
+    splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    where: str = ""
+    names: tuple[Name, ...] = ()
+    caller: str = ""
+
+    @property
+    def is_p2p(self) -> bool:
+        """Return whether the operation is a send or a receive."""
+        return self.op in P2P
+
+    @property
+    def is_new_group(self) -> bool:
+        """Return whether the operation makes a group."""
+        return self.op.startswith(NEW_GROUP)
+
+    @property
+    def makes_group_of_itself(self) -> bool:
+        """Return whether the rank makes a group of which it is the only member."""
+        return self.op == f"{NEW_GROUP}({self.rank})"
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements of all tensors together."""
+        total = 0
+        for shape in self.shapes:
+            size = 1
+            for extent in shape:
+                size *= extent
+            total += size
+        return total
+
+    def __str__(self) -> str:
+        """Return ``all_reduce(SUM) of float32 (3,), default group (ranks 0-3), collective 2, at train.py:12``."""
+        text = self._call()
+        if self.op == "send":
+            text += f" to rank {self.peer}"
+        elif self.op == "recv":
+            text += f" from rank {self.peer}" if self.peer >= 0 else " from any rank"
+        if self.tag:
+            text += f" tag {self.tag}"
+        if self.root >= 0:
+            text += f" root {self.root}"
+        if self.shapes:
+            text += " of " + self._tensors()
+        if not self.is_new_group:
+            text += f", {self.group_text}"
+            if self.seq >= 0:
+                text += f", collective {self.seq}"
+        return text + (f", at {self.where}" if self.where else "")
+
+    @property
+    def kind(self) -> str:
+        """Return ``all_reduce(SUM) of float32 (3,)`` and the like."""
+        return self._call() + (f" of {self._tensors()}" if self.shapes else "")
+
+    def _call(self) -> str:
+        return self.op + (f"({self.reduce_op})" if self.reduce_op else "")
+
+    @property
+    def group_text(self) -> str:
+        """Return ``default group``, or the name of another group, with the ranks."""
+        name = self.group.partition("@")[0]
+        name = "default group" if name in ("", _DEFAULT_GROUP) else f"group {name}"
+        return f"{name} (ranks {spans(self.members)})"
+
+    def _tensors(self) -> str:
+        parts = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        return ", ".join(parts) if len(parts) <= 4 else f"{', '.join(parts[:3])} ... {len(parts)} tensors"
+
+
+class Callers:
+    """The source lines that communicate for several callers, such as the line of a wrapper."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._shared: set[str] = set()
+
+    def note(self, signature: Signature) -> None:
+        """Record a posted operation."""
+        where, caller = signature.where, signature.caller
+        if caller and self._first.setdefault(where, caller) != caller:
+            self._shared.add(where)
+
+    def told(self, signature: Signature) -> str:
+        """Return the text of a signature, with its caller if several callers have reached the same line."""
+        return f"{signature}, called at {signature.caller}" if signature.where in self._shared else str(signature)
+
+
+def describe_differences(signatures: Iterable[Signature]) -> dict[int, str]:
+    """Return the text of each signature, by rank.
+
+    The text includes the caller if the ranks reached the same line through different callers, as in a helper function.
+    """
+    ways: dict[str, set[str]] = {}
+    signatures = list(signatures)
+    for one in signatures:
+        ways.setdefault(one.where, set()).add(one.caller)
+    return {
+        one.rank: f"{one}, called at {one.caller}" if one.caller and len(ways[one.where]) > 1 else str(one)
+        for one in signatures
+    }

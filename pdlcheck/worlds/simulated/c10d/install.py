@@ -1,0 +1,307 @@
+"""The view of ``torch.distributed`` that each rank thread has for itself.
+
+``torch.distributed`` keeps its groups in one module-level ``_world`` object. Its source names replacing that state as
+the way to run several ranks in one process. This module replaces the class of the object: the new class returns the
+groups of the calling simulated rank, and returns the process's own groups to every other thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.nn.functional  # imported now, because it captures the default group at import
+from torch._C import _distributed_c10d as _c10d
+from torch.distributed import c10d_logger
+
+from pdlcheck.compat.patches import Patch, Patches
+from pdlcheck.errors import Unsupported
+from pdlcheck.worlds import handles, jit_wait
+from pdlcheck.worlds.observe import WatchedGroup, among_all, members_of_default
+from pdlcheck.worlds.simulated.c10d import groups, meshes, store_patches
+from pdlcheck.worlds.simulated.c10d.groups import BACKEND, name_backends
+from pdlcheck.worlds.simulated.c10d.monitored import monitored_barrier
+from pdlcheck.worlds.simulated.network.backward import Engine
+from pdlcheck.worlds.simulated.process_state import profiler_patch
+from pdlcheck.worlds.simulated.process_state.compile_patch import compile_patches
+from pdlcheck.worlds.simulated.process_state.device_streams import seed_present
+from pdlcheck.worlds.simulated.scheduling import signal_handlers, sleep_patch
+from pdlcheck.worlds.simulated.scheduling.rank_threads import follow_threads, rank_behind
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank, running_rank
+
+__all__ = [
+    "IN_RANKS",
+    "has_group",
+    "has_left_group",
+    "is_pristine",
+    "join_group",
+    "leave_alone",
+    "rank_local_torch_distributed",
+    "rebind_to_world",
+]
+
+_FIELDS: dict[str, Callable[[], Any]] = {
+    "comms": list,
+    "default_pg": lambda: None,
+    "group_count": int,
+    "pg_backend_config": dict,
+    "pg_coalesce_state": dict,
+    "pg_group_ranks": dict,
+    "pg_map": dict,
+    "pg_names": dict,
+    "pg_to_tag": dict,
+    "tags_to_pg": dict,
+}
+
+
+def _self_test() -> None:
+    """Raise ``Unsupported`` on a torch that lacks a name this module needs."""
+    needed: list[tuple[Any, str]] = [
+        (c10d, "_world"),
+        (c10d, "_World"),
+        (_c10d, "_set_thread_isolation_mode"),
+        (_c10d, "_unregister_all_process_groups"),
+        (torch._C, "_ImperativeEngine"),
+        (torch._C.Future, "wait"),
+        (c10d_logger, "_c10d_logger"),
+        (c10d, "_get_default_group"),
+        *((c10d, patch.name) for patch in groups.PATCHES),
+        (c10d_logger, "_get_msg_dict"),
+    ]
+    missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
+    missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
+    if missing:
+        raise Unsupported(
+            f"the simulated world does not know torch {torch.__version__}: it lacks {', '.join(missing)}; "
+            "use --world gloo, or a torch from the tested range"
+        )
+
+
+_self_test()
+_set_thread_isolation_mode: Callable[[bool], None] = getattr(_c10d, "_set_thread_isolation_mode")  # noqa: B009 - no stub
+
+
+def _rank_local(name: str) -> property:
+    original = getattr(c10d._World, name)
+
+    def get(self: Any) -> Any:
+        rank = current_rank() or rank_behind()
+        return original.fget(self) if rank is None else rank.c10d[name]
+
+    def set(self: Any, value: Any) -> None:
+        rank = current_rank()
+        if rank is None:
+            original.fset(self, value)
+        else:
+            rank.c10d[name] = value
+
+    return property(get, set)
+
+
+_RankLocalWorld = type(
+    "_RankLocalWorld", (c10d._World,), {n: _rank_local(n) for n in _FIELDS if hasattr(c10d._World, n)}
+)
+
+
+def _waits(wait_in_cpp: Any) -> Any:
+    """Return a ``Future.wait`` that gives other ranks their turn, also for futures of C++ (``then``, DDP's join)."""
+
+    @wraps(wait_in_cpp)
+    def wait(self: torch._C.Future[Any]) -> Any:
+        rank = current_rank()
+        if rank is not None and not self.done():
+            rank.network.wait(self.done, "Future.wait of an asynchronous operation")
+        if rank is not None and rank.network.recorder is not None:
+            rank.network.recorder.wait_for_futures(rank.rank)
+        return wait_in_cpp(self)
+
+    return wait
+
+
+def _reads(original: Any) -> Any:
+    """Return a tensor method that reports its read. torch's own method reads the memory past torch's dispatcher."""
+
+    @wraps(original)
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rank = current_rank()
+        if rank is not None:
+            rank.network.reads(rank.rank, self, f"Tensor.{original.__name__}")
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def _of_this_rank(seed_all: Callable[[Any], torch.Generator]) -> Callable[[Any], torch.Generator]:
+    """Return a ``torch.manual_seed`` that seeds the streams of the calling rank, on devices too.
+
+    torch stores the seed for devices that are used later, together with a stack trace. That takes as long as a
+    collective.
+    """
+
+    @wraps(seed_all)
+    def manual_seed(seed: Any) -> torch.Generator:
+        if current_rank() is None:
+            return seed_all(seed)
+        seed_present(int(seed))
+        return torch.default_generator.manual_seed(int(seed))
+
+    return manual_seed
+
+
+def _not_in_ranks(describe: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``_get_msg_dict`` that is empty on ranks.
+
+    torch's function describes a log entry. For a group that the rank is not in, it would raise an error of its own.
+    """
+    return lambda *args, **kwargs: {} if current_rank() is not None else describe(*args, **kwargs)
+
+
+def _is_not_of_a_rank(record: object) -> bool:
+    return current_rank() is None
+
+
+_READS = "these read memory past torch's dispatcher, where the hazards of a pending operation are seen"
+_SEEDS = "a simulated rank has random streams of its own"
+IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while simulated ranks are open
+    [
+        Patch(
+            c10d._world, "__class__", lambda real: _RankLocalWorld, "each simulated rank has process groups of its own"
+        ),
+        *groups.PATCHES,
+        *meshes.PATCHES,
+        *store_patches.PATCHES,
+        *handles.PATCHES,
+        *jit_wait.PATCHES,
+        *profiler_patch.PATCHES,
+        *sleep_patch.PATCHES,
+        *signal_handlers.PATCHES,
+        *compile_patches(lambda: IN_RANKS.put_late()),
+        follow_threads(current_rank),
+        Patch(torch._C.Future, "wait", _waits, "a simulated rank that waits gives the other ranks their turn"),
+        Patch(torch.autograd.Variable, "_execution_engine", lambda real: Engine(), "backward passes of ranks meet"),
+        Patch(torch.Tensor, "numpy", _reads, _READS),
+        Patch(torch.Tensor, "tolist", _reads, _READS),
+        Patch(torch, "manual_seed", _of_this_rank, _SEEDS),
+        Patch(torch.random, "manual_seed", _of_this_rank, _SEEDS),
+        Patch(c10d_logger, "_get_msg_dict", _not_in_ranks, "a log entry would ask for a group that the rank is not in"),
+    ]
+)
+
+
+@contextmanager
+def rank_local_torch_distributed() -> Iterator[None]:
+    """Give each rank thread process groups of its own while the block runs."""
+    logger = c10d_logger._c10d_logger  # it logs each exception that passes through it, once for each rank
+    with IN_RANKS:
+        logger.addFilter(_is_not_of_a_rank)
+        _set_thread_isolation_mode(True)
+        try:
+            yield
+        finally:
+            _set_thread_isolation_mode(False)
+            logger.removeFilter(_is_not_of_a_rank)
+
+
+def has_group() -> bool:
+    """Return whether the running rank is in a default group."""
+    rank = current_rank()
+    assert rank is not None
+    return rank.c10d.get("default_pg") is not None
+
+
+def has_left_group() -> bool:
+    """Return whether the code of the running rank has destroyed the group that the rank was given."""
+    rank = current_rank()
+    assert rank is not None
+    return bool(rank.c10d) and rank.c10d["default_pg"] is None
+
+
+def leave_alone(network: Any) -> RankThread:
+    """Leave the running rank without any process group, and return the rank."""
+    rank = current_rank()
+    assert rank is not None
+    own = {"store": network.store, "adopted": True, "joining": False}
+    rank.c10d = {name: make() for name, make in _FIELDS.items()} | own
+    rank.network = network
+    _c10d._unregister_all_process_groups()
+    return rank
+
+
+def join_group(network: Any) -> None:
+    """Give the running rank a new default process group on ``network``."""
+    rank = leave_alone(network)
+    world_size = len(network.scheduler.ranks)
+    rank.c10d["joining"] = True
+    dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
+    rank.c10d["joining"] = False
+    rank.c10d["adopted"] = False
+    rank.joined = _copied(rank.c10d)
+
+
+def rebind_to_world(rank: RankThread) -> None:
+    """Put a rank that has kept its group into the state in which :func:`join_group` would leave it."""
+    rank.c10d["adopted"] = False
+    if name_backends(rank):
+        rank.joined = _copied(rank.c10d)
+
+
+def is_pristine() -> bool:
+    """Return whether the running rank is in the state in which :func:`join_group` left it.
+
+    It then has the groups that it was given and no others, and no mode of torch is active in its thread.
+    """
+    rank = current_rank()
+    assert rank is not None
+    modes = (
+        not torch.is_grad_enabled()  # covers inference mode as well
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    )
+    return not modes and rank.c10d | {"adopted": False} == rank.joined
+
+
+def _copied(value: Any) -> Any:
+    """Return the same groups in new containers."""
+    if isinstance(value, dict):
+        return {key: _copied(held) for key, held in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+class SimulatedGroup(WatchedGroup):
+    """One rank's end of a simulated group."""
+
+    own_devices = ("cpu", "cuda")
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Run ``dist.monitored_barrier`` on this group."""
+        monitored_barrier(self, timeout, wait_all_ranks)
+
+    def post_monitored_barrier(self) -> dist.Work:
+        """Post a barrier that matches only barriers of its kind."""
+        options = c10d.BarrierOptions()
+        options.asyncOp = False
+        return self._post("monitored_barrier", [], "barrier", (options,))
+
+
+def _create(options: Any, backend_options: Any) -> WatchedGroup:
+    if current_rank() is None and rank_behind() is None:
+        raise Unsupported('backend "sim" exists inside a simulated world: pdlcheck.worlds.get_world("sim").run(...)')
+    me = running_rank()
+    default = me.c10d["default_pg"]
+    if default is None:
+        members = list(range(options.group_size))
+        if not me.c10d["joining"]:
+            members = members_of_default(options.store, options.group_rank, options.group_size, me.rank)
+        among = among_all(members, len(me.network.scheduler.ranks))
+    else:
+        members, among = [default.members[place] for place in options.global_ranks_in_group], default.among
+    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND, among)
+
+
+dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])

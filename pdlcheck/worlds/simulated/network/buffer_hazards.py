@@ -1,0 +1,231 @@
+"""The buffers that pending operations of one rank hold, and the detection of accesses before the wait.
+
+A dispatch mode sees every operation on tensors with its schema, so it can decide what is read and what is written. The
+mode is in place only while operations are pending. It lies below the user's own modes, which may come and go above it.
+During a backward pass, torch restores the modes that were there when the pass began. An operation that a hook posts is
+therefore watched only from the end of the pass. A rank whose hooks have posted once keeps the mode, so that the next
+pass has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pdlcheck.errors import BufferHazard
+from pdlcheck.worlds.observe import Signature, user_line
+from pdlcheck.worlds.simulated.network.leaks import in_order_on_nccl
+from pdlcheck.worlds.simulated.network.memory import memories, overlap, storage_of
+
+__all__ = ["HazardDetector"]
+
+
+class _Claim:
+    """The claim on the memory of one tensor of a pending operation."""
+
+    def __init__(self, owner: object, signature: Signature, memory: Tensor, is_output: bool) -> None:
+        self.owner = owner
+        self.signature = signature
+        self.memory = memory
+        self.is_output = is_output
+
+
+class HazardDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The claims of one rank: all buffers that it must leave alone.
+
+    Args:
+        describe: returns the text of an operation, and that of a later collective of its group that has ended or ''.
+    """
+
+    def __init__(self, describe: Callable[[Signature], tuple[str, str]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._describe = describe
+        self._by_storage: dict[int, list[_Claim]] = {}
+        self._storages: dict[int, list[int]] = {}  # by the id of the owner, which the claims keep alive
+        self._handling = 0
+        self._posts_in_hooks = False
+
+    @property
+    def held(self) -> bool:
+        """Return whether there is any claim."""
+        return bool(self._by_storage)
+
+    def hold(self, owner: object, signature: Signature, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Claim buffers: from now on ``inputs`` must not be written, and ``outputs`` neither read nor written.
+
+        ``owner`` is the key for :meth:`release`.
+        """
+        written = {id(tensor) for tensor in outputs}
+        for tensor in [*outputs, *(tensor for tensor in inputs if id(tensor) not in written)]:
+            for memory in memories(tensor) if tensor.numel() else ():
+                claim, storage = _Claim(owner, signature, memory, id(tensor) in written), storage_of(memory)
+                self._by_storage.setdefault(storage, []).append(claim)
+                self._storages.setdefault(id(owner), []).append(storage)
+        if self._by_storage:
+            self._enter()
+            if torch._C._current_graph_task_id() != -1:
+                self._posts_in_hooks = True
+
+    def resume(self) -> None:
+        """Put the mode in place again after a backward pass, because torch has restored the modes from before it."""
+        if self._by_storage:
+            self._enter()
+
+    def release(self, owner: object) -> None:
+        """Release the claims of an operation that the rank has waited for."""
+        storages = self._storages.pop(id(owner), None)
+        if storages is None:  # most operations that torch itself posts are not watched
+            return
+        for storage in storages:
+            rest = [claim for claim in self._by_storage.pop(storage, ()) if claim.owner is not owner]
+            if rest:
+                self._by_storage[storage] = rest
+        if not (self._by_storage or self._posts_in_hooks):
+            self._leave()
+
+    def clear(self) -> None:
+        """Release all claims, because the rank has ended."""
+        self._by_storage.clear()
+        self._storages.clear()
+        self._posts_in_hooks = False
+        self._leave()
+
+    def check(self, tensor: Tensor, access: str, by: object) -> None:
+        """Check that an access to ``tensor`` does not come before the wait.
+
+        Args:
+            tensor: the tensor that is accessed.
+            access: ``read`` or ``write``.
+            by: the operation that accesses it.
+
+        Raises:
+            BufferHazard: a pending operation holds the memory.
+        """
+        if not self._by_storage:
+            return
+        for memory in memories(tensor):
+            for claim in self._by_storage.get(storage_of(memory), ()):
+                if (claim.is_output or access == "write") and overlap(claim.memory, memory):
+                    posted, later = self._describe(claim.signature)
+                    raise _hazard(claim, posted, later, access, by.kind if isinstance(by, Signature) else str(by))
+
+    # -- the mode ----------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if FakeTensor in types:
+            return func(*args, **kwargs)  # a fake tensor has no memory
+        if types and not _PLAIN.issuperset(types):
+            return NotImplemented  # a subclass unpacks itself first, and its plain tensors come here
+        if self._by_storage and (known := _reads_and_writes(func)) is not None:
+            self._check_arguments(func, known, args, kwargs)
+        self._handling += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._handling -= 1
+
+    def _check_arguments(
+        self, func: Any, known: Sequence[tuple[str, str]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        held = self._by_storage
+        for value, (_, access) in zip(args, known, strict=False):
+            if type(value) in _PLAIN:
+                if value.layout is torch.strided and value.untyped_storage()._cdata not in held:
+                    continue
+            elif type(value) in _SCALARS:
+                continue
+            for tensor in _tensors(value):
+                self.check(tensor, access, func)
+        if kwargs:
+            by_name = dict(known)
+            for name, value in kwargs.items():
+                for tensor in _tensors(value):
+                    self.check(tensor, by_name.get(name, "read"), func)
+
+    def _enter(self) -> None:
+        if self._handling or self in (stack := dispatch._get_current_dispatch_mode_stack()):
+            return  # while the mode handles a call, it is not in the stack
+        above = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
+        for _ in above:
+            dispatch._pop_mode()
+        for mode in [self, *above]:
+            dispatch._push_mode(mode)
+
+    def _leave(self) -> None:
+        stack = dispatch._get_current_dispatch_mode_stack()
+        if self._handling or self not in stack:
+            return  # in the middle of a backward pass, torch has its own stack in place
+        ours = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
+        for _ in ours:
+            dispatch._pop_mode()
+        for mode in ours:
+            if mode is not self:
+                dispatch._push_mode(mode)
+
+
+def _hazard(claim: _Claim, posted: str, later: str, access: str, by: str) -> BufferHazard:
+    signature, touched = claim.signature, user_line()
+    buffer = "output" if claim.is_output else "input"
+    does = {"read": "reads", "write": "writes"}[access]
+    return BufferHazard(
+        f"rank {signature.rank} {does} the {buffer} of a pending operation at {touched}\n"
+        f"  posted  {posted}\n"
+        f"  {access:6}  {by} at {touched}\n"
+        f"  {_WHY[buffer]}; wait for the operation first{in_order_on_nccl(later)}",
+        rank=signature.rank,
+        access=access,
+        buffer=buffer,
+        operation=str(signature),
+        posted=signature.where,
+        touched=touched,
+    )
+
+
+_WHY = {
+    "input": "until wait() returns, what is sent may be the old values or the new ones",
+    "output": "until wait() returns, the buffer holds neither the old values nor the result",
+}
+
+
+# -- what an operation does to its arguments -------------------------------------------------------
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+_SCALARS = {bool, float, int, type(None)}
+_LOOK_AWAY = ("resize_", "set_", "record_stream")
+_COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # checked at the post
+
+
+@lru_cache(maxsize=4096)
+def _reads_and_writes(func: Any) -> tuple[tuple[str, str], ...] | None:
+    """Return (argument, access) for each argument; None for views, and for functions that read only shapes."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return None
+    schema = func._schema
+    namespace, name = schema.name.split("::")
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if is_view or namespace in _COMMUNICATION or name in _LOOK_AWAY:
+        return None
+    if name.endswith("_like") or name.startswith(("new_", "sym_", "is_")):
+        return None
+    return tuple(
+        (argument.name, "write" if argument.alias_info is not None and argument.alias_info.is_write else "read")
+        for argument in schema.arguments
+    )
+
+
+def _tensors(value: Any) -> Sequence[Tensor]:
+    if isinstance(value, Tensor):
+        return (value,)
+    if isinstance(value, list | tuple):
+        return [item for item in value if isinstance(item, Tensor)]
+    return ()
