@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
@@ -96,6 +97,11 @@ class Patches:
     A value that a program puts in the place of a stand-in stays there after the block. A program that reads a stand-in
     inside of the block, and puts it back afterwards, does no harm: the next block takes it back.
 
+    Args:
+        rows: the table.
+        keep: the patches stay in force after the block, until :meth:`take_back`. Python has to look up the attributes
+            of a changed class anew, so a block of a millisecond should not change classes twice.
+
     Example:
         >>> import math
         >>> with Patches([Patch(math, "tau", lambda real: real / 2, "half of it is enough")]):
@@ -105,23 +111,29 @@ class Patches:
         6.28
     """
 
-    def __init__(self, rows: Iterable[Patch]) -> None:
+    def __init__(self, rows: Iterable[Patch], *, keep: bool = False) -> None:
         self._attributes = [_Attribute(row) for row in rows]
+        self._keep = keep
         self._depth = 0
+        self._is_in_force = False
+        self._lock = threading.RLock()
         self._importers = _Importers()
 
     def __enter__(self) -> Patches:
-        self._depth += 1
-        if self._depth == 1:
-            self._put()
+        with self._lock:
+            self._depth += 1
+            if not self._is_in_force:
+                self._is_in_force = True
+                self._put()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._take_back()
+        with self._lock:
+            self._depth -= 1
+            if not self._keep:
+                self.take_back()
 
     @property
     def rows(self) -> list[Patch]:
@@ -143,17 +155,23 @@ class Patches:
         return next((one.ours for one in self._attributes if one.in_force and one.real is value), value)
 
     def put_late(self) -> None:
-        """Inside of the block, put the rows of modules that have been imported since it began."""
-        if self._depth:
-            self._put()
+        """If the table is in force, put the rows of modules that have been imported since."""
+        with self._lock:
+            if self._is_in_force:
+                self._put()
+
+    def take_back(self) -> None:
+        """Put the real values back, unless a block is open."""
+        with self._lock:
+            if self._depth or not self._is_in_force:
+                return
+            self._is_in_force = False
+            changed = [one for one in reversed(self._attributes) if one.take_back()]
+            self._importers.exchange([(one.ours, one.real, _home(one)) for one in changed if one.row.everywhere])
 
     def _put(self) -> None:
         changed = [one for one in self._attributes if one.put()]
         self._importers.exchange([(one.real, one.ours, _home(one)) for one in changed if one.row.everywhere])
-
-    def _take_back(self) -> None:
-        changed = [one for one in reversed(self._attributes) if one.take_back()]
-        self._importers.exchange([(one.ours, one.real, _home(one)) for one in changed if one.row.everywhere])
 
 
 class _Importers:

@@ -121,7 +121,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     subjects.skip_what_is_not_asked(item)
     cases.require_ranks(item)
     marker_validation.require_sense(item)
-    if cases.world_of(item) is not None:
+    if cases.world_of(item) is None:
+        for world in open_worlds(item.config):
+            if world.shares_process:
+                world.suspend()  # type: ignore[attr-defined]  # a simulated world's
+    else:
         from pdlcheck.harness.running import worlds
         from pdlcheck.harness.running.time_limits import not_counted
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 from pdlcheck.clock.computing import keep_time
 from pdlcheck.clock.links import Topology
@@ -53,6 +54,7 @@ __all__ = ["SimulatedWorld"]
 _AT_LEAST_S = 0.1
 _LATER = 1_000_000  # orders the death of a rank after every failure of a survivor
 _one_cluster_at_a_time = threading.RLock()
+_holders: set[int] = set()  # ids of worlds that have had ranks and are not closed
 _open_clusters: set[int] = set()  # ids of threads, because the reentrant lock lets one thread in twice
 
 
@@ -122,6 +124,7 @@ class SimulatedWorld:
         self._own_modules: RankLocalModules | None = None
         self.semantics = make_semantics(semantics)
         self.faults = check_faults(faults)
+        self._release: finalize[..., SimulatedWorld] | None = None
         self.measures = Measures(topology, timeline)
         self.schedule = schedule_of(schedule, seed=seed) if isinstance(schedule, str) else schedule
 
@@ -194,6 +197,7 @@ class SimulatedWorld:
             stack.enter_context(_one_cluster_at_a_time)
             stack.callback(_open_clusters.discard, me)
             _open_clusters.add(me)
+            self._hold_process()
             stack.enter_context(rank_local_torch_distributed())
             declare_wrappers(self.comm_wrappers)
             if self.cuda_as_cpu:
@@ -210,8 +214,32 @@ class SimulatedWorld:
             return self.timeout_s
         return max(round(self.until - time.monotonic(), 1), _AT_LEAST_S)
 
+    def _hold_process(self) -> None:
+        """Keep what is exchanged in this process until this world, and every other one, is closed or forgotten."""
+        if id(self) not in _holders:
+            _holders.add(id(self))
+            self._release = finalize(self, _give_process_back, id(self))
+            self._release.atexit = False
+
+    def suspend(self) -> None:
+        """Take back what simulated ranks exchange in this process, until ranks are opened again; for other tests."""
+        IN_RANKS.take_back()
+
     def close(self) -> None:
-        """Do nothing: the world holds nothing between runs."""
+        """Take back what is exchanged in this process, if no other simulated world is open. It may be used again."""
+        if self._release is not None:
+            self._release()
+
+
+def _compute(network: Network, rank: int, seconds: float) -> None:
+    if network.recorder is not None:
+        network.recorder.compute(rank, seconds)
+
+
+def _give_process_back(holder: int) -> None:
+    _holders.discard(holder)
+    if not _holders:
+        IN_RANKS.take_back()
 
 
 class SimulatedRanks:
@@ -376,7 +404,7 @@ class SimulatedRanks:
                 self._without.add(rank)
         elif not (has_group() or (keep_groups and has_left_group())):  # first run, or the last one destroyed the group
             join_group(self._network)
-        keep_time(partial(self._compute, rank))
+        keep_time(partial(_compute, self._network, rank))  # not self: idle threads keep it
         running_rank().devices = devices = self._devices[rank]
         try:
             if devices is None:
@@ -388,10 +416,6 @@ class SimulatedRanks:
             raise
         finally:
             self._network.leave(rank)
-
-    def _compute(self, rank: int, seconds: float) -> None:
-        if self._network.recorder is not None:
-            self._network.recorder.compute(rank, seconds)
 
     def _with_faults(self, outcomes: Sequence[Outcome], suffering: FaultInjector) -> list[Outcome]:
         """Return the outcomes in which each lost rank has the error of its fault.

@@ -35,3 +35,59 @@ def test_a_closed_world_leaves_nothing_exchanged(world, tmp_path):
 def test_the_comparison_sees_what_is_exchanged_while_ranks_are_open(tmp_path):
     found = _left_behind("sim", tmp_path, "open")
     assert [name for name in EXCHANGED if name not in found] == []
+
+
+ONE_BEFORE_THE_OTHER = """
+import time, pytest
+
+def is_real():
+    return type(time.sleep).__name__ == "builtin_function_or_method"
+
+def test_before():
+    assert is_real()
+
+@pytest.mark.world_size(2)
+def test_on_ranks():
+    assert not is_real()
+
+def test_after():
+    assert is_real()
+
+@pytest.mark.world_size(2)
+def test_on_ranks_again():
+    assert not is_real()
+"""
+
+
+def test_tests_without_ranks_have_the_real_functions_in_a_session_with_simulated_ranks(pytester):
+    pytester.makepyfile(ONE_BEFORE_THE_OTHER)
+    pytester.runpytest_subprocess("--world", "sim", "-p", "no:randomly").assert_outcomes(passed=4)
+
+
+FORGOTTEN = """
+import time
+import torch.distributed as dist
+from pdlcheck.worlds import get_world
+
+def is_real():
+    return type(time.sleep).__name__ == "builtin_function_or_method"
+
+get_world("sim").run(dist.barrier, world_size=2)
+print(is_real())
+one, other = get_world("sim"), get_world("sim")
+one.run(dist.barrier, world_size=2)
+other.run(dist.barrier, world_size=2)
+one.close()
+print(is_real())
+other.close()
+print(is_real())
+one.run(dist.barrier, world_size=2)
+print(is_real())
+one.close()
+print(is_real())
+"""
+
+
+def test_the_last_world_that_closes_or_is_forgotten_gives_the_process_back():
+    run = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=100)
+    assert run.stdout.split() == ["True", "False", "True", "False", "True"], run.stderr

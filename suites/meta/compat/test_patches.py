@@ -158,6 +158,19 @@ def test_a_value_that_was_read_before_the_block_has_a_stand_in():
         assert table.stand_in(len) is len
 
 
+def test_a_table_that_is_kept_stays_in_force_until_it_is_taken_back():
+    table = Patches([SQRT], keep=True)
+    with table:
+        table.take_back()
+        assert math.sqrt(4) == -1, "not inside of the block"
+    assert math.sqrt(4) == -1
+    table.take_back()
+    assert math.sqrt(4) == 2
+    with table:
+        assert math.sqrt(4) == -1
+    table.take_back()
+
+
 def test_an_error_ends_the_block_like_any_other():
     with pytest.raises(ValueError, match="from inside"), Patches([SQRT]):
         raise ValueError("from inside")

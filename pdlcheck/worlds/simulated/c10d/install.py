@@ -167,7 +167,7 @@ def _is_not_of_a_rank(record: object) -> bool:
 
 _READS = "these read memory past torch's dispatcher, where the hazards of a pending operation are seen"
 _SEEDS = "a simulated rank has random streams of its own"
-IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while simulated ranks are open
+IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while a simulated world is open
     [
         Patch(
             c10d._world, "__class__", lambda real: _RankLocalWorld, "each simulated rank has process groups of its own"
@@ -189,7 +189,8 @@ IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while simu
         Patch(torch, "manual_seed", _of_this_rank, _SEEDS),
         Patch(torch.random, "manual_seed", _of_this_rank, _SEEDS),
         Patch(c10d_logger, "_get_msg_dict", _not_in_ranks, "a log entry would ask for a group that the rank is not in"),
-    ]
+    ],
+    keep=True,
 )
 
 
