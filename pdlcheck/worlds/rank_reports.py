@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from pdlcheck.errors import RankDied, RankTimeout
-from pdlcheck.worlds.processes.controller.rank_handle import Died
 from pdlcheck.worlds.stack_position import is_machinery
 from pdlcheck.worlds.words import alike, in_common, who
 
-__all__ = ["rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
+__all__ = ["ProcessEnd", "rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
 
 _LINES = 40
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -18,7 +18,19 @@ _DUMP = re.compile(r"^.*\(most recent call first\):\n(?P<frames>(?:  .*\n?)+)", 
 _LIBRARIES = re.compile(r"\n*^Extension modules: .*\(total: \d+\)$", re.MULTILINE)  # the end of a crash dump
 
 
-def rank_died(rank: int, died: Died, last_operation: str, stderr: str) -> RankDied:
+class ProcessEnd(Protocol):
+    """The end of a rank's process."""
+
+    @property
+    def exitcode(self) -> int:
+        """Return the exit code; minus the signal if a signal ended the process."""
+
+    @property
+    def how(self) -> str:
+        """Return in words how the process ended."""
+
+
+def rank_died(rank: int, died: ProcessEnd, last_operation: str, stderr: str) -> RankDied:
     """Make the error for a process that ended without a result."""
     exitcode = died.exitcode
     lines = [f"rank {rank} {died.how}"]

@@ -65,7 +65,35 @@ def test_imports_follow_the_arrows(path):
     assert not wrong, f"{path.name} in {_room(path)}/ must not import {', '.join(sorted(wrong))}"
 
 
+APART = {  # inside of worlds/
+    "simulated": ("launched", "mpi", "processes"),
+    "observe": ("launched", "mpi", "processes", "simulated"),
+    "processes": ("launched", "simulated"),
+    "mpi": ("launched", "simulated"),
+    "launched": ("mpi", "simulated"),
+}
+
+
+@pytest.mark.parametrize(("room", "others"), APART.items(), ids=APART)
+def test_the_kinds_of_worlds_do_not_import_one_another(room, others):
+    for path in sorted((PACKAGE / "worlds" / room).rglob("*.py")):
+        wrong = [other for other in others if f"pdlcheck.worlds.{other}" in _modules(path.read_text())]
+        assert not wrong, f"{path.relative_to(PACKAGE)} must not import worlds/{', '.join(wrong)}"
+
+
+def _modules(source: str) -> set[str]:
+    """Return the packages of worlds that a file imports, at any depth."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names |= {".".join(f"{node.module}.{alias.name}".split(".")[:3]) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {".".join(alias.name.split(".")[:3]) for alias in node.names}
+    return names
+
+
 def test_an_arrow_in_the_wrong_direction_is_seen():
+    assert "pdlcheck.worlds.processes" in _modules("from pdlcheck.worlds.processes.ranks import ProcessRanks")
     assert _forbidden("checks", "from pdlcheck.primitives import ring_pass") == {"primitives"}
     assert _forbidden("worlds", "def f():\n    import pdlcheck.checks.comm.collectives") == {"checks"}
     assert _forbidden("harness", "from pdlcheck.worlds import World") == set()
