@@ -14,11 +14,11 @@ from ..needs_mpi import needs_mpi
 
 pytest.importorskip("expecttest", reason="torch's tests need expecttest: pip install 'pdlcheck[dev]'")
 
-SLOW = pytest.mark.slow
 TESTS = Path(__file__).with_name("conformance.py")
 
 
-@pytest.mark.parametrize("on", ["sim", pytest.param("gloo", marks=SLOW), pytest.param("mpi", marks=[SLOW, needs_mpi])])
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_torchs_tests_pass(on):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS), "--world", on]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

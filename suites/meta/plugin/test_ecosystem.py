@@ -105,6 +105,7 @@ def _all_but_one_line_is_covered(path):
     assert [left.name for left in path.glob(".coverage*")] == [".coverage"]
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_have_ranks_of_their_own_and_measure_coverage(run, pytester):
     result = run(
         """

@@ -31,7 +31,7 @@ def run_campaign(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("world", "seed", "count"),
     [
         ("sim", 3, 12),
-        ("gloo", 2, 3),
+        pytest.param("gloo", 2, 3, marks=SLOW),
         pytest.param("torchrun", 1, 2, marks=SLOW),
         pytest.param("mpi", 1, 2, marks=[SLOW, needs_mpi]),
     ],
