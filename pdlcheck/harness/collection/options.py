@@ -22,7 +22,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "world": {
         "metavar": "NAME[,NAME]",
         "help": "where ranks run: sim (simulated, in this process), gloo (processes), mpi (processes in a run of "
-        "mpiexec) or nccl (processes with a CUDA device each); default: sim, and gloo under torchrun, mpiexec or srun",
+        "mpiexec) or nccl (processes with a CUDA device each); default: sim; gloo under torchrun, mpiexec or srun",
     },
     "rank-device": {
         "choices": DEVICES,

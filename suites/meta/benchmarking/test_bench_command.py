@@ -98,6 +98,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_files_of_a_project_are_measured_in_passes_with_its_own_settings(project):
     (project / "tests").mkdir()
     (project / "tests" / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
@@ -133,6 +134,7 @@ def test_a_file_without_benchmarks_is_no_success(project):
     assert "nothing was measured: every benchmark was skipped, or there is none" in run.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(project):
     (project / "test_sums.py").write_text(OWN.replace("{expected}", "dist.get_world_size()"))
     command = [sys.executable, "-m", "pdlcheck", "bench", "test_sums.py", "--passes", "100", "--json", "a.json"]

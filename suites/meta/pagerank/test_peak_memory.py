@@ -13,6 +13,8 @@ import pytest
 from pdlcheck.primitives.pagerank import Graph, memory, pagerank, pagerank_many
 from pdlcheck.primitives.pagerank.memory import many_nbytes, rank_nbytes, solver_nbytes, vectors_nbytes
 
+pytestmark = pytest.mark.slow
+
 MEASURING = """
 import gc
 import sys

@@ -12,12 +12,12 @@ Grad mode, autocast, inference mode and the default device are per thread in tor
 per thread in Python. Ranks start with the controller's (``of_thread.py``).
 
 Not swapped: the module globals of the user's code, and everything that can be reached from them. The exceptions are the
-modules that a world's ``own_globals`` names (``modules.py`` in ``own_globals/``). If one rank sees in such a global
+modules that a world's ``own_globals`` names (``modules.py`` in ``module_globals/``). If one rank sees in such a global
 what another rank has put there, the program ends differently on processes.
 
 :func:`pdlcheck.worlds.check_same_on_worlds`, and pytest in a session on ``sim`` and on processes, report verdicts that
 differ. They find the responsible globals by an experiment: a simulated run exchanges globals at each switch (``run.py``
-in ``own_globals/``). If it ends as processes did when only one global is exchanged, that global is named. The same
+in ``module_globals/``). If it ends as processes did when only one global is exchanged, that global is named. The same
 constant set on every rank, a log, or a late import makes no difference and is not named. A global model raises an error
 if two ranks compute its gradients at the same time (:mod:`pdlcheck.worlds.simulated.network.backward`).
 
