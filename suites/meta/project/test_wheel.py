@@ -53,7 +53,7 @@ def test_the_suites_of_a_bare_wheel_end_green_and_skips_name_the_extra(bare):
         assert run.returncode != 0, run.stdout
         assert "needs an extra (No module named" in run.stderr, run.stdout + run.stderr
         assert run.stderr.rstrip().endswith(f"pip install 'pdlcheck[{extra}]'")
-    run = _pdlcheck(bare, "doctor")
+    run = _pdlcheck(bare, "doctor --json")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "pip install 'pdlcheck[pagerank]'" in run.stdout
 
