@@ -47,10 +47,12 @@ class _Attribute:
 
     def put(self) -> bool:
         """Put the stand-in into its place; return whether that changed anything."""
-        if self.in_force or (self.owner is None and not self._is_imported()):
+        if self.owner is None and not self._is_imported():
             return False
         name = self.row.name
         own = self._values.get(name, ABSENT)
+        if self.in_force and own is not self._own:  # ours is there, or a value of the program
+            return False
         if self.ours is ABSENT or (own is not self._own and own is not self.ours):
             self._own, self.real = own, getattr(self.owner, name, ABSENT)
             self.ours = self.row.make(self.real)
@@ -122,7 +124,7 @@ class Patches:
     def __enter__(self) -> Patches:
         with self._lock:
             self._depth += 1
-            if not self._is_in_force:
+            if self._depth == 1:  # also if the table was kept: a program may have put a real value back
                 self._is_in_force = True
                 self._put()
         return self

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from pdlcheck.checks.checkpoint.unsaved_state import seed_streams
 from pdlcheck.checks.data.sampler_repeats import Repeats, drawn, require_repeats, what_to_pass
-from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES
+from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES, some
 from pdlcheck.checks.data.shards import check_epochs_differ, check_shards
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import Inconclusive
@@ -125,7 +125,7 @@ def check_sampler(
             if repeats is not None and number % 2 and found != passes[number - 1][1]:
                 raise failure(
                     f"{name_of(make_sampler)}: asked again in epoch {number // 2}, rank {rank} gives "
-                    f"{_some(found)}, it gave {_some(passes[number - 1][1])}",
+                    f"{some(found)}, it gave {some(passes[number - 1][1])}",
                     likely_cause="the order is drawn from a stream that goes on; draw it from seed and epoch",
                     case=facts,
                 )
@@ -242,7 +242,7 @@ def _require_all_in_time(
         ranks = world.run(_passes, make_sampler, promise, epochs, world_size=len(ranks))
     if lost := never():
         raise failure(
-            f"{name_of(make_sampler)}: {_some(lost)} come in none of {epochs} epochs",
+            f"{name_of(make_sampler)}: {some(lost)} come in none of {epochs} epochs",
             likely_cause="the tail is dropped before the order is drawn: draw it from all samples, then drop",
             case=facts,
         )
@@ -361,8 +361,8 @@ def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], 
         if resumed.needs_the_same_numbers(undisturbed):
             cause = "the order, or its seed, is drawn from global random numbers, and is not part of the state"
         raise failure(
-            f"{subject}: resumed, rank {rank} gives {_some(found)}, the undisturbed run gives {_some(expected)}",
-            used_before=_some(sorted(resumed.gone)),
+            f"{subject}: resumed, rank {rank} gives {some(found)}, the undisturbed run gives {some(expected)}",
+            used_before=some(sorted(resumed.gone)),
             likely_cause=cause,
             case=facts,
         )
@@ -378,7 +378,7 @@ def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> Non
     more = sorted(sample for sample in counts if sample in gone or counts[sample] > 1)
     if sum(counts.values()) - len(rest & counts.keys()) > spare:
         raise failure(
-            f"{subject}: after the stop {_some(more)} come again, or twice",
+            f"{subject}: after the stop {some(more)} come again, or twice",
             repeated=f"{sum(counts.values()) - len(rest & counts.keys())} samples more than are left, {spare} allowed",
             likely_cause=resumed.why_anew(rest)
             or "the position is not that of all ranks together: where ranks are fewer or more, shares change",
@@ -387,7 +387,7 @@ def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> Non
     lost = sorted(rest - counts.keys())
     if len(lost) > (len(rest) % len(given) if tail == "drop" else 0):
         raise failure(
-            f"{subject}: {_some(lost)} never come after the stop, training had not used them",
+            f"{subject}: {some(lost)} never come after the stop, training had not used them",
             likely_cause="the position counts what the loader fetched ahead, or is not that of all ranks together",
             case=facts,
         )
@@ -399,8 +399,3 @@ def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> Non
             likely_cause="ranks without a batch leave the others waiting at the end of the epoch",
             case=facts,
         )
-
-
-def _some(indices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indices[:6]))
-    return f"samples {shown}" if len(indices) <= 6 else f"samples {shown}, ... ({len(indices)} in all)"

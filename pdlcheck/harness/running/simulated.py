@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -52,9 +52,6 @@ from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld
 from pdlcheck.worlds.simulated.process_state.arguments import own_copy
 from pdlcheck.worlds.simulated.schedules import DrawnSchedule, First, Replay, Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.scheduling.scheduler import running_rank
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["SimulatedItem"]
 

@@ -171,6 +171,17 @@ def test_a_table_that_is_kept_stays_in_force_until_it_is_taken_back():
     table.take_back()
 
 
+def test_a_real_value_that_a_program_puts_back_has_its_stand_in_again_in_the_next_block():
+    real, table = math.sqrt, Patches([SQRT], keep=True)
+    with table:
+        pass
+    math.sqrt = real
+    with table:
+        assert math.sqrt(4) == -1
+    table.take_back()
+    assert math.sqrt is real
+
+
 def test_an_error_ends_the_block_like_any_other():
     with pytest.raises(ValueError, match="from inside"), Patches([SQRT]):
         raise ValueError("from inside")

@@ -56,19 +56,21 @@ def imported():
 
 
 def test_nothing_differs_after_the_world_has_closed():
-    before = everything()
-    with get_world("sim", cuda_as_cpu=True).open(2) as ranks:
+    before, world = everything(), get_world("sim", cuda_as_cpu=True)
+    with world.open(2) as ranks:
         inside = differing(before, everything())
         assert ranks.run(use_cuda) == [(0, True), (1, True)]
+    world.close()
     assert differing(before, everything()) == []
     for expected in (("torch.cuda", "set_device"), (__name__, "set_device"), ("Module", "to"), ("Thread", "start")):
         assert str(expected) in inside
 
 
 def test_nothing_differs_after_a_rank_has_failed():
-    before = everything()
+    before, world = everything(), get_world("sim", cuda_as_cpu=True)
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        get_world("sim", cuda_as_cpu=True).run(lambda: set_device(2), world_size=2)
+        world.run(lambda: set_device(2), world_size=2)
+    world.close()
     assert differing(before, everything()) == []
 
 
