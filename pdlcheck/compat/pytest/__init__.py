@@ -1,0 +1,1 @@
+"""The private names of pytest, by subject."""

@@ -1,0 +1,93 @@
+"""The table of private names: what is missing is found, and each use of it says what does not work."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlcheck.compat import private
+from pdlcheck.compat.private import LIBRARIES, MissingName, PrivateName, missing, name, names, take, uses
+
+
+@pytest.fixture(autouse=True)
+def _own_table(monkeypatch):
+    monkeypatch.setattr(private, "_registered", dict(private._registered))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_installed_libraries_have_every_name(library):
+    assert names(library)
+    assert missing(library) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "torch._C._no_such_function",
+        "torch.distributed.no_such_module._name",
+        "torch.nn.Module._no_such_attribute",
+        "_pytest.fixtures.FixtureDef._no_such_attribute",
+        "no_such_package._name",
+    ],
+)
+def test_a_name_that_is_not_there_is_missing(path):
+    assert not PrivateName(path, "a test", "nothing").is_there()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "torch._C._len_torch_dispatch_stack",  # a function
+        "torch.Tensor._version",  # a property of a class that is written in C++
+        "torch.nn.Module._buffers",  # an attribute that __init__ sets
+        "_pytest.fixtures.FixtureDef._finalizers",
+    ],
+)
+def test_a_name_that_is_there_is_found(path):
+    assert PrivateName(path, "a test", "nothing").is_there()
+
+
+def test_missing_lists_a_registered_name_that_the_library_lacks():
+    row = name("torch._C._no_such_function", "a test", lost="nothing")
+    assert missing("torch") == [row]
+
+
+def test_a_missing_value_raises_when_it_is_used_and_names_the_cure():
+    value = take("torch._C._no_such_function", "the depth of the stack", lost="modes of a test stay on")
+    message = (
+        r"^torch 2\.\S+ has no torch\._C\._no_such_function\. pdlcheck uses it for: the depth of the stack\. "
+        r"Without it: modes of a test stay on\. Install another version of either; pdlcheck doctor lists"
+    )
+    with pytest.raises(MissingName, match=message):
+        value()
+    with pytest.raises(MissingName, match=message):
+        _ = value.attribute
+    with pytest.raises(MissingName, match=message):
+        isinstance(1, value)
+    with pytest.raises(MissingName, match=message):
+
+        class Subclass(value):
+            pass
+
+
+def test_a_value_that_is_there_is_the_librarys_own():
+    import torch
+
+    assert take("torch._C._get_tracing_state", "a test", lost="nothing") is torch._C._get_tracing_state
+
+
+def test_a_function_registers_what_it_reads_with_its_docstring():
+    @uses("torch.nn.Module._buffers", lost="buffers are not compared")
+    def buffers(module):
+        """Return the buffers by name.
+
+        More text.
+        """
+        return module._buffers
+
+    assert PrivateName("torch.nn.Module._buffers", "Return the buffers by name.", "buffers are not compared") in names("torch")
+
+
+def test_a_name_is_registered_once():
+    name("torch._C._once", "a test", lost="nothing")
+    with pytest.raises(ValueError, match=r"the private name torch\._C\._once is registered twice; import it from where"):
+        name("torch._C._once", "another test", lost="nothing")
