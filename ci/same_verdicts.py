@@ -75,17 +75,31 @@ def srun(*options: str) -> Callable[[list[str]], tuple[list[int], str]]:
     return run
 
 
+def on_ray(arguments: list[str]) -> tuple[list[int], str]:
+    """Run the file on a Ray cluster whose two nodes are both this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=2)
+        return command(PYTHON, RAY_ADDRESS=cluster.address)(arguments)
+    finally:
+        cluster.shutdown()
+
+
 def ways() -> list[Way]:
     scripts = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
     mpiexec = shutil.which("mpiexec", path=scripts)
     no_mpi = "" if mpiexec and importlib.util.find_spec("mpi4py") else "needs MPI: pip install 'pdlcheck[mpi]'"
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    no_ray = "" if importlib.util.find_spec("ray") else "needs Ray: pip install 'pdlcheck[ray]'"
     no_xdist = "" if importlib.util.find_spec("xdist") else "needs pytest-xdist"
     no_hosts = "" if os.geteuid() == 0 and shutil.which("ip") else "needs root and iproute2"
     return [
         Way("--world sim", command(PYTHON), ["--world", "sim"]),
         Way("--world gloo", command(PYTHON), ["--world", "gloo"]),
         Way("--world mpi", command(PYTHON, **root), ["--world", "mpi"], no_mpi),
+        Way("--world ray, two nodes", on_ray, ["--world", "ray"], no_ray),
         Way("-n 2 --world gloo", command(PYTHON), ["-n", "2", "--world", "gloo"], no_xdist),
         Way("torchrun --nproc-per-node 4", command(*torchrun("--nproc-per-node=4")), []),
         Way("mpiexec -n 4", command(mpiexec or "", "-n", "4", "--oversubscribe", PYTHON, **root), [], no_mpi),
@@ -99,7 +113,13 @@ def verdicts(path: Path) -> dict[str, str]:
     """Map each test name without its world to its verdict in the JUnit file; a repeated test is an error."""
     found: dict[str, str] = {}
     for case in ET.parse(path).getroot().iter("testcase"):
-        name = (case.get("name") or "").replace("[sim", "[").replace("[gloo", "[").replace("[mpi", "[")
+        name = (
+            (case.get("name") or "")
+            .replace("[sim", "[")
+            .replace("[gloo", "[")
+            .replace("[mpi", "[")
+            .replace("[ray", "[")
+        )
         verdict = "passed"
         for child in case:
             if child.tag in ("failure", "error"):

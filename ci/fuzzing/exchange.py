@@ -18,7 +18,7 @@ from typing import Any
 
 from fuzzing.mutations import mutated
 from fuzzing.target import Broken, Target, require
-from pdlcheck.worlds.launched.door import Door, enter
+from pdlcheck.worlds.agents.door import Door, enter
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
 from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, report_of
 from pdlcheck.worlds.processes.exchange.board import Board, SpoiledBoard, shared_file

@@ -25,7 +25,7 @@ _ABSENT: Final = object()
 _registered: dict[str, PrivateName] = {}
 
 
-class MissingName(RuntimeError):  # noqa: N818 - named after what happened
+class MissingName(RuntimeError):
     """A library lacks a private name that pdlcheck needs."""
 
 

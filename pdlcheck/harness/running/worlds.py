@@ -155,4 +155,7 @@ def _options(config: pytest.Config, name: str) -> dict[str, Any]:
     from pdlcheck.harness.running.preparation import options_of_processes
 
     options = options_of_processes(config) | wrappers
-    return options if name == "mpi" else options | {"placement": launched.placement(config)}
+    from pdlcheck.worlds.backends import BACKENDS
+
+    place = launched.placement(config) if name in BACKENDS and name != "mpi" else None
+    return options if place is None else options | {"placement": place}

@@ -20,9 +20,9 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.launched.door import Door, enter
-from pdlcheck.worlds.launched.environment import Launch, is_loopback
-from pdlcheck.worlds.launched.interfaces import outward_address
+from pdlcheck.worlds.agents.door import Door, enter
+from pdlcheck.worlds.agents.interfaces import is_loopback, outward_address
+from pdlcheck.worlds.launched.environment import Launch
 from pdlcheck.worlds.launched.key import KEY_VARIABLE
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
 from pdlcheck.worlds.launched.waiting import reported

@@ -5,47 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any
 
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
-from pdlcheck.worlds.launched.agent import software, variables
+from pdlcheck.worlds.agents.handle import Agent, require_same_software
+from pdlcheck.worlds.agents.messages import Absent, Bye, Hello
+from pdlcheck.worlds.launched.agent import variables
 from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import Listener
-from pdlcheck.worlds.launched.messages import (
-    Absent,
-    AsksHowLong,
-    Bye,
-    Ended,
-    Fork,
-    Hello,
-    IsStopped,
-    Link,
-    Output,
-    Rewind,
-    Signal,
-    Started,
-    Stopped,
-    WaitedForCores,
-    Written,
-)
 from pdlcheck.worlds.launched.waiting import reported
 from pdlcheck.worlds.processes.controller import forkserver
-from pdlcheck.worlds.processes.controller.exits import FORKER
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.controller.placement import RankProcess
 
-__all__ = ["AgentProcess", "LaunchedPlacement"]
+__all__ = ["LaunchedPlacement"]
 
 _JOIN_S = 300.0
 _REPORT_S = 5.0
-_ANSWER_S = 10.0
-_Answer = TypeVar("_Answer", Stopped, WaitedForCores, Written)
 _kept: list[Connection[Any, Any]] = []  # open until this process ends, because the agents wait for that
 
 
@@ -59,6 +39,7 @@ class LaunchedPlacement:
         WorldUnavailable: the launched processes do not find each other, or their software differs.
     """
 
+    hosts_store = False
     shares_memory = False  # the ranks may be on different machines
 
     def __init__(self, launch: Launch) -> None:
@@ -69,10 +50,9 @@ class LaunchedPlacement:
         with reported(lambda: f"{self._name()} waits for {others}", first_s=_REPORT_S):
             self._listener = Listener(launch)
         self.host = self._listener.host
-        self._agents: dict[int, _Agent] = {}
+        self._agents: dict[int, Agent] = {}
         self._absent: dict[int, tuple[Connection[Any, Any], Absent]] = {}
         self._join_until: float | None = None
-        self._forks = 0
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -104,17 +84,7 @@ class LaunchedPlacement:
         self.join()
         if rank == 0:
             return LocalPlacement(forkserver.retain(self)).place(rank, world_size, fds)
-        self._forks += 1
-        agent = self._agents[rank]
-        if agent.is_silent:
-            raise agent.lost()
-        try:
-            agent.control.send(Fork(self._forks))
-            pipe, about = self._links(rank)
-        except (OSError, EOFError) as error:
-            agent.is_silent = True
-            raise agent.lost() from error
-        return AgentProcess(pipe, about, agent)
+        return self._agents[rank].fork(self._listener.accept)
 
     def variables(self, rank: int, world_size: int) -> Mapping[str, str]:
         """Return the rank's environment variables besides ``RANK``, ``WORLD_SIZE`` and ``MASTER_*``."""
@@ -179,25 +149,14 @@ class LaunchedPlacement:
             if isinstance(hello, Absent):
                 self._absent[hello.rank] = (connection, hello)
                 continue
-            self._agents[hello.rank] = _Agent(connection, hello, self.launch.launcher)
-            self._compare(hello)
+            self._agents[hello.rank] = Agent(connection, hello, self._lost)
+            require_same_software(hello, "launched")
 
     def _missing(self) -> list[int]:
         return sorted(set(range(1, self.launch.world_size)) - self._agents.keys() - self._absent.keys())
 
     def _name(self) -> str:
         return f"rank 0 of {self.launch.world_size} ({self.launch.launcher})"
-
-    def _compare(self, hello: Hello) -> None:
-        ours = software()
-        for name, found in hello.software.items():
-            if found != ours.get(name):
-                raise WorldUnavailable(
-                    f"rank {hello.rank} on {hello.host} has {name} {found}, rank 0 has {ours.get(name)}; "
-                    "install the same versions on every host",
-                    world="launched",
-                    cure=f"pip install {name}=={ours.get(name)}",
-                )
 
     def _ranks_beside(self, rank: int, world_size: int) -> int:
         """Return how many of ``world_size`` ranks run on the node of this rank, itself included."""
@@ -214,149 +173,12 @@ class LaunchedPlacement:
     def _machine(self, rank: int) -> tuple[str, str]:
         if rank == 0:
             return platform.node(), self.host
-        hello = self._agents[rank].hello
-        return hello.host, hello.address
+        return self._agents[rank].machine
 
-    def _links(self, rank: int) -> tuple[Connection[Any, Any], Connection[Any, Any]]:
-        links: dict[bool, Connection[Any, Any]] = {}
-        until = time.monotonic() + _ANSWER_S
-        while len(links) < 2:
-            connection = self._listener.accept(until, self._agents[rank].control)
-            link = connection.recv()
-            if link == Link(rank, self._forks, link.is_pipe):
-                links[link.is_pipe] = connection
-            else:  # the connection belongs to an abandoned fork
-                connection.close()
-        return links[True], links[False]
-
-
-@dataclass(slots=True)
-class _Agent:
-    """A launched process, as rank 0 sees it.
-
-    ``is_silent`` is True once the process has failed to answer; rank 0 does not wait for it again.
-    """
-
-    control: Connection[Any, Any]
-    hello: Hello
-    launcher: str
-    is_silent: bool = False
-
-    def lost(self) -> WorldUnavailable:
+    def _lost(self, hello: Hello) -> WorldUnavailable:
         return WorldUnavailable(
-            f"launched process {self.hello.rank} on {self.hello.host} does not answer: it has ended, or a signal "
-            f"(SIGSTOP) has stopped it; see what {self.launcher} says of it",
+            f"launched process {hello.rank} on {hello.host} does not answer: it has ended, or a signal "
+            f"(SIGSTOP) has stopped it; see what {self.launch.launcher} says of it",
             world="launched",
             cure="launch again",
         )
-
-
-class AgentProcess:
-    """A rank that an agent has forked; a ``RankProcess``."""
-
-    def __init__(self, pipe: Connection[Any, Any], about: Connection[Any, Any], agent: _Agent) -> None:
-        self.connection = pipe
-        self._about = about
-        self._agent = agent
-        self._pid = 0
-        self.exitcode: int | None = None
-        self.went_with = ""
-
-    @property
-    def status(self) -> int:
-        """Return the descriptor of the connection about the process."""
-        return self._about.fileno()
-
-    def started(self) -> int:
-        """Wait until the process exists; return its pid."""
-        if not self._pid:
-            message = self._receive(_ANSWER_S)
-            if not isinstance(message, Started) or message.pid < 0:
-                trouble = getattr(message, "trouble", "") or "its agent does not answer"
-                raise WorldUnavailable(f"a rank could not be started: {trouble}", world="launched", cure="launch again")
-            self._pid = message.pid
-        return self._pid
-
-    def has_started(self) -> bool:
-        """Return whether the process exists by now."""
-        return self._pid > 0 or (self._about.poll(0) and self.started() > 0)
-
-    def is_well(self) -> bool:
-        """Return False, because the state of a process on another machine is never certain."""
-        return False
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal keeps the process from running."""
-        answer = self._answer(IsStopped(), Stopped)
-        return answer is not None and answer.stopped
-
-    def waited_for_cores(self) -> float | None:
-        """Return the seconds that its main thread has waited for a core; None if they are unknown."""
-        answer = self._answer(AsksHowLong(), WaitedForCores)
-        return None if answer is None else answer.seconds
-
-    def ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it has ended."""
-        until = time.monotonic() + timeout_s
-        while self.exitcode is None:
-            if self._receive(max(until - time.monotonic(), 0.0)) is None:
-                break
-        return self.exitcode is not None
-
-    def signal(self, signo: int) -> None:
-        """Send a signal to the process."""
-        self._ask(Signal(signo))
-
-    def output(self) -> tuple[str, str, str]:
-        """Return the text written to stdout, stderr and the journal since the last call."""
-        written = self._answer(Output(), Written)
-        return ("", "", "") if written is None else (written.out, written.err, written.journal)
-
-    def bound_output(self) -> None:
-        """Do nothing, because the agent bounds the output."""
-
-    def rewind(self) -> None:
-        """Free the memory of output that was read, while the rank is idle."""
-        self._ask(Rewind())
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.connection.close()
-        self._about.close()
-
-    def _answer(self, request: Any, kind: type[_Answer]) -> _Answer | None:
-        """Send a request to the agent and return its answer; None if the agent or the process has ended.
-
-        Raises:
-            WorldUnavailable: the agent does not answer.
-        """
-        if self._agent.is_silent:
-            raise self._agent.lost()
-        if not self._ask(request):
-            return None
-        while (message := self._receive(_ANSWER_S)) is not None:
-            if isinstance(message, kind):
-                return message
-        if self.exitcode is not None:
-            return None
-        self._agent.is_silent = True
-        raise self._agent.lost()
-
-    def _ask(self, request: Any) -> bool:
-        try:
-            self._about.send(request)
-        except OSError:
-            return False
-        return True
-
-    def _receive(self, timeout_s: float) -> Any:
-        """Return the next message; None if no message comes in time, or ever."""
-        try:
-            message = self._about.recv() if self._about.poll(timeout_s) else None
-        except (EOFError, OSError):  # the agent has ended, and its ranks with it
-            if self.exitcode is None:
-                self.exitcode, self.went_with = -signal.SIGKILL, FORKER
-            return None
-        if isinstance(message, Ended):
-            self.exitcode, self.went_with = message.exitcode, message.went_with
-        return message

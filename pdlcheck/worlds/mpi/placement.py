@@ -20,6 +20,7 @@ class MpiPlacement:
     """A ``Placement`` with one mpiexec for each pool, because MPI does not survive the loss of a rank."""
 
     host = LocalPlacement.host
+    hosts_store = False
     shares_memory = True
 
     def __init__(self, server: ForkServer) -> None:

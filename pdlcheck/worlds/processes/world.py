@@ -277,13 +277,13 @@ class ProcessWorld:
         """Raise ``WorldUnavailable`` if ranks cannot run here; see :class:`pdlcheck.worlds.protocol.World`."""
         if self._is_checked:
             return
-        server = forkserver.retain(self)  # the server imports torch while this process does
+        is_local = self._placement is None or not self._placement.hosts_store  # otherwise no rank is forked here
         try:
-            if not server.alive:
+            if is_local and not forkserver.retain(self).alive:  # it imports torch while this process does
                 why = f"the fork server of {self.name} has ended"
                 raise WorldUnavailable(f"{why}; {self._backend.cure}", world=self.name, cure=self._backend.cure)
             self._backend.check()
-            if self.device == "cuda" and not self.cuda_as_cpu and (why := why_no_cuda()):
+            if is_local and self.device == "cuda" and not self.cuda_as_cpu and (why := why_no_cuda()):
                 cure = f"install {CUDA_CURE}"
                 raise WorldUnavailable(f"ranks of {self.name} on CUDA: {why}; {cure}", world=self.name, cure=cure)
         except WorldUnavailable:

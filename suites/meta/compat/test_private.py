@@ -84,10 +84,14 @@ def test_a_function_registers_what_it_reads_with_its_docstring():
         """
         return module._buffers
 
-    assert PrivateName("torch.nn.Module._buffers", "Return the buffers by name.", "buffers are not compared") in names("torch")
+    assert PrivateName("torch.nn.Module._buffers", "Return the buffers by name.", "buffers are not compared") in names(
+        "torch"
+    )
 
 
 def test_a_name_is_registered_once():
     name("torch._C._once", "a test", lost="nothing")
-    with pytest.raises(ValueError, match=r"the private name torch\._C\._once is registered twice; import it from where"):
+    with pytest.raises(
+        ValueError, match=r"the private name torch\._C\._once is registered twice; import it from where"
+    ):
         name("torch._C._once", "another test", lost="nothing")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pdlcheck.worlds.launched.environment import INSIDE, Launch, is_loopback, launch_of
-from pdlcheck.worlds.launched.interfaces import outward_address
+from pdlcheck.worlds.agents.interfaces import is_loopback, outward_address
+from pdlcheck.worlds.launched.environment import INSIDE, Launch, launch_of
 from pdlcheck.worlds.launched.traces import has_traces
 
 from ..needs_slurm import slurm_cluster
@@ -244,8 +244,8 @@ def test_a_launched_process_that_is_killed_fails_its_tests_and_nothing_hangs(tmp
     (tmp_path / "conftest.py").write_text(
         """
 import os, pathlib, signal, pytest
-import pdlcheck.worlds.launched.placement as placement
-placement._ANSWER_S = 1000.0  # who has gone is not waited for
+import pdlcheck.worlds.agents.handle as handle
+handle._ANSWER_S = 1000.0  # who has gone is not waited for
 @pytest.fixture(autouse=True)
 def agent_of_rank_1(rank):
     if rank == 1:
@@ -430,17 +430,12 @@ def test_a_variable_that_is_no_number_is_named():
         launch_of(SLURM | MASTER | {"SLURM_STEP_TASKS_PER_NODE": "many"})
 
 
-def test_versions_that_differ_are_named(monkeypatch, tmp_path):
+def test_versions_that_differ_are_named():
     from pdlcheck.errors import WorldUnavailable
-    from pdlcheck.worlds.launched.agent import software
-    from pdlcheck.worlds.launched.messages import Hello
-    from pdlcheck.worlds.launched.placement import LaunchedPlacement
+    from pdlcheck.worlds.agents.agent import software
+    from pdlcheck.worlds.agents.handle import require_same_software
+    from pdlcheck.worlds.agents.messages import Hello
 
-    monkeypatch.setenv(INSIDE, "1")  # the placement sets it, so monkeypatch must restore it
-    placement = LaunchedPlacement(Launch("torchrun", 0, 1, 0, 1, f"file://{tmp_path}/meeting"))
-    try:
-        placement._compare(Hello(1, software(), {}, 2, "node1", "10.0.0.2"))
-        with pytest.raises(WorldUnavailable, match=r"rank 1 on node1 has torch 0\.1, rank 0 has \d"):
-            placement._compare(Hello(1, software() | {"torch": "0.1"}, {}, 2, "node1", "10.0.0.2"))
-    finally:
-        placement.close(0)
+    require_same_software(Hello(1, software(), {}, 2, "node1", "10.0.0.2"), "launched")
+    with pytest.raises(WorldUnavailable, match=r"rank 1 on node1 has torch 0\.1, rank 0 has \d"):
+        require_same_software(Hello(1, software() | {"torch": "0.1"}, {}, 2, "node1", "10.0.0.2"), "launched")

@@ -257,7 +257,9 @@ def test_an_mpi_that_was_started_for_a_single_thread_is_refused_with_the_cure(tm
     refused = [line for line in done.stderr.splitlines() if line.startswith("pdlcheck.errors.WorldUnavailable")]
     assert done.returncode == 1, done.stderr
     ended_alone = "rank 1 ended by WorldUnavailable" in done.stderr or "rank 0 ended by WorldUnavailable" in done.stderr
-    assert len(refused) == (1 if alone or ended_alone else 2), done.stderr  # a rank that starts late is ended by the job
+    assert len(refused) == (1 if alone or ended_alone else 2), (
+        done.stderr
+    )  # a rank that starts late is ended by the job
     for line in refused:
         assert "MPI was initialised for a single thread before the process group" in line
         assert "start MPI with MPI.Init_thread(MPI.THREAD_MULTIPLE)" in line

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-PACKAGE = '''
-import os
+PACKAGE = """
+import os, subprocess, sys
 
-from pdlcheck.worlds.processes import ProcessWorld
+from pdlcheck.worlds.remote import RemoteWorld
+
+
+def start(rank, variables):
+    program = [sys.executable, "-m", "pdlcheck.worlds.remote"]
+    return subprocess.Popen(program, env={**os.environ, **variables, "WORLD_OF_MINE": "yes"})
 
 
 def make(**options):
-    """Return ranks of gloo that know in which world they are."""
-    return ProcessWorld("gloo", name="mine", prepare=mark, **{k: v for k, v in options.items() if k != "prepare"})
-
-
-def mark():
-    os.environ["WORLD_OF_MINE"] = "yes"
-'''
+    return RemoteWorld("mine", start, host="127.0.0.1", **options)
+"""
 TEST = """
 import os, pytest, torch, torch.distributed as dist
 
@@ -59,6 +59,20 @@ def test_a_test_runs_on_the_world_of_a_package(pytester, installed):
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*test_sum?mine-2? PASSED*", "*test_wrong_on_rank_1?mine-2? FAILED*"])
     result.stdout.fnmatch_lines(["*rank = 1*", "*tests that ran on ranks: 3 on mine"])
+
+
+@pytest.mark.slow
+def test_torchs_tests_pass_on_the_world_of_a_package(pytester, installed):
+    pytest.importorskip("expecttest", reason="torch's tests need expecttest: pip install 'pdlcheck[dev]'")
+    from ..conformance import test_conformance
+
+    installed()
+    result = pytester.runpytest_subprocess(
+        str(test_conformance.TESTS), "--world", "mine", "-q", "-p", "no:cacheprovider", timeout=900
+    )
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] >= 90, result.stdout.str()
+    assert not outcomes.keys() & {"failed", "errors"}, result.stdout.str()
 
 
 def test_a_world_that_is_not_installed_is_named_with_those_that_are(pytester, installed):

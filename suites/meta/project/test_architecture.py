@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "installed": set(),
     "primitives": {"control_groups", "cores", "errors", "extras", "uncompiled"},
     "uncompiled": set(),
-    "worlds": {"clock", "compat", "cores", "errors", "faults", "uncompiled"},
+    "worlds": {"clock", "compat", "cores", "errors", "extras", "faults", "uncompiled"},
     "checks": {"errors"},
     "bench": {"clock", "cores", "errors", "extras"},
     "report": {"bench", "errors"},
@@ -66,6 +66,9 @@ def test_imports_follow_the_arrows(path):
 
 
 APART = {  # inside of worlds/
+    "agents": ("launched", "mpi", "ray", "remote", "simulated"),
+    "remote": ("launched", "mpi", "ray", "simulated"),
+    "ray": ("launched", "mpi", "simulated"),
     "simulated": ("launched", "mpi", "processes"),
     "observe": ("launched", "mpi", "processes", "simulated"),
     "processes": ("launched", "simulated"),

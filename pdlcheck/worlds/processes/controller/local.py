@@ -24,6 +24,7 @@ class LocalPlacement:
     """A ``Placement`` that forks every rank from the server or its twin."""
 
     host = "127.0.0.1"
+    hosts_store = False
     shares_memory = True
 
     def __init__(self, server: ForkServer) -> None:

@@ -69,12 +69,13 @@ class Placement(Protocol):
     """The place where the ranks of a pool are started.
 
     Args:
-        host: the address on which rank 0 hosts the store of a pool; rank 0 runs on the controller's machine.
-        environment: the controller's variables at the moment when the ranks' surroundings were fixed.
+        host: the address of the controller's machine at which a pool has its store.
+        hosts_store: True if the controller hosts the store; False if rank 0 does, which then runs on its machine.
         shares_memory: True if all ranks are on the controller's machine.
     """
 
     host: str
+    hosts_store: bool
     shares_memory: bool
 
     @property

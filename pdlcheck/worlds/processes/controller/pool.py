@@ -23,7 +23,7 @@ from pdlcheck.worlds.processes.controller.machine_limits import full_shared_memo
 from pdlcheck.worlds.processes.controller.output_file import BOUND_S
 from pdlcheck.worlds.processes.controller.placement import Placement
 from pdlcheck.worlds.processes.controller.rank_handle import Died, Member, Written
-from pdlcheck.worlds.processes.controller.setup import Setup, start_of
+from pdlcheck.worlds.processes.controller.setup import Setup, start_of, store_at
 from pdlcheck.worlds.processes.controller.templates import Templates
 from pdlcheck.worlds.processes.exchange.board import Board, shared_file
 from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, DefaultGroup, Here, Ready, Report, packed
@@ -68,6 +68,7 @@ class Pool:
         self._live = False
         self._bound_at = 0.0  # time at which the ranks' output is bounded again
         self._board: Board | None = None
+        self._store: object = None  # the store of the ranks, if this process hosts it
         self.is_usable = True
         self.to_be_ended = self.is_spent = False
         self.is_worn = False  # too many groups were not destroyed: replace the pool when no call runs on it
@@ -85,10 +86,13 @@ class Pool:
                     listening = stack.enter_context(socket.create_server((placement.host, 0), backlog=setup.world_size))
                 for rank in range(setup.world_size):
                     more = [] if fd is None else [fd]
-                    if rank == 0:
+                    if rank == 0 and not placement.hosts_store:
                         more.append(listening.fileno())
                     self._members.append(Member(rank, (templates or placement).place(rank, setup.world_size, more)))
-                self._start(listening.getsockname()[1])
+                port: int = listening.getsockname()[1]
+                if placement.hosts_store:
+                    self._store = store_at(placement.host, port, listening.detach())
+                self._start(port)
         except BaseException as error:
             self.kill()
             if isinstance(error, OSError):
@@ -244,6 +248,7 @@ class Pool:
     def _give_back(self, members: Sequence[Member]) -> None:
         for member in members:
             member.close()
+        self._store = None
         if self._board is not None:
             self._board.close()
             self._board = None

@@ -1,14 +1,15 @@
-"""The common settings of a pool's ranks, and the first message to each rank."""
+"""The common settings of a pool's ranks, the first message to each rank, and the store that they meet at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pdlcheck.worlds.nesting import INSIDE
 from pdlcheck.worlds.processes.controller.placement import Placement
 from pdlcheck.worlds.processes.exchange.messages import Start
 
-__all__ = ["Setup", "start_of"]
+__all__ = ["Setup", "start_of", "store_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
         threads=setup.threads or placement.threads(rank, setup.world_size),
         host=placement.host,
         port=port,
+        hosts_store=rank == 0 and not placement.hosts_store,
         variables=variables,
         watch=setup.watch,
         take_turns=setup.take_turns,
@@ -50,3 +52,10 @@ def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
         comm_wrappers=setup.comm_wrappers,
         cuda_as_cpu=setup.cuda_as_cpu,
     )
+
+
+def store_at(host: str, port: int, listening: int) -> Any:
+    """Return a store that this process hosts, on a descriptor that listens at the address; it lives with the result."""
+    from torch.distributed import TCPStore  # this module is imported before torch
+
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)

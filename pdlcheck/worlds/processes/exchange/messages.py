@@ -78,7 +78,8 @@ class Message:
 class Start(Message):
     """The first message: the place and the settings of the rank.
 
-    Rank 0 hosts the store at ``host`` and ``port``. ``variables`` are the rank's own environment variables. ``device``
+    ``hosts_store`` is True if this rank hosts the store at ``host`` and ``port``: rank 0, or no rank.
+    ``variables`` are the rank's own environment variables. ``device``
     is ``cpu`` or ``cuda``. ``board`` is True if the ranks share memory, see ``board.py``. ``take_turns`` is explained
     in ``taking_turns.py``. ``comm_wrappers`` are modules whose callers reports show. ``cuda_as_cpu`` is True if CUDA
     code runs on the CPU.
@@ -90,6 +91,7 @@ class Start(Message):
     threads: int
     host: str
     port: int
+    hosts_store: bool
     variables: Mapping[str, str]
     watch: bool
     take_turns: bool

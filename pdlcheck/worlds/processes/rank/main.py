@@ -83,8 +83,8 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     """Serve as one rank until the controller closes the pipe.
 
     Args:
-        fds: descriptors of the pipe, stdout, stderr and the journal; then the board, if there is one; on rank 0, last
-            the store's listening socket.
+        fds: descriptors of the pipe, stdout, stderr and the journal; then the board, if there is one; on the rank
+            that hosts the store, last its listening socket.
         missing: preloaded modules that could not be imported, with the reason.
         server_pid: pid of the process that forked this one.
         placed: True in a fork of a template, which has taken the rank's place already.
@@ -106,13 +106,13 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
         channel.look_s = 0.1  # a watched wait ends by itself, so only a call of the real group can be blocked
         backend_of(start.backend).watch(announcer)
     channel.start()
-    store = _join(start, fds[-1] if start.rank == 0 else None)
+    store = _join(start, fds[-1] if start.hosts_store else None)
     channel.send(Ready(missing))
     while (call := channel.next_call()) is not None:
         announcer.begin(call.call)
         begin_call()
         _serve(call, start, store, channel, announcer)
-    del store  # rank 0 hosts the store, so it must live until here
+    del store  # this rank may host the store, so it must live until here
     end()
 
 
@@ -152,7 +152,7 @@ def _join(start: Start, listening: int | None) -> TCPStore:
         start.host,
         start.port,
         start.world_size,
-        is_master=start.rank == 0,
+        is_master=start.hosts_store,
         wait_for_workers=False,
         master_listen_fd=listening,  # bound to that host only; torch's own socket would listen on every interface
     )

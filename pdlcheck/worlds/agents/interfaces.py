@@ -8,9 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from pdlcheck.worlds.launched.environment import is_loopback
-
-__all__ = ["addresses", "outward_address"]
+__all__ = ["addresses", "interface_of", "is_loopback", "outward_address"]
 
 _SIOCGIFADDR = 0x8915
 _FAR_AWAY = ("192.0.2.1", 9)  # an address only for documentation (RFC 5737); nothing is sent there
@@ -31,3 +29,13 @@ def outward_address() -> str | None:
         probe.connect(_FAR_AWAY)  # only chooses the route
         return str(probe.getsockname()[0])
     return next((address for _, address in addresses() if not is_loopback(address)), None)
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has this address; empty if none has it."""
+    return next((name for name, its in addresses() if its == address), "")
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether this IPv4 address is a loopback address: on each machine, it means that machine itself."""
+    return address.startswith("127.")

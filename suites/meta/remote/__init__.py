@@ -1,0 +1,1 @@
+"""Tests of worlds whose ranks run in processes that a function starts."""
