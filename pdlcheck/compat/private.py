@@ -49,6 +49,12 @@ class PrivateName(NamedTuple):
         return "python" if top in sys.stdlib_module_names else "pytest" if top == "_pytest" else top
 
     @property
+    def value(self) -> Any:
+        """The present value, or an object that raises :class:`MissingName` when it is used."""
+        value = _resolve(self.path)
+        return _Missing(self) if value is _ABSENT else value
+
+    @property
     def owner(self) -> Any:
         """The module, class or object that has the attribute."""
         return _resolve(self.path.rpartition(".")[0])

@@ -39,6 +39,7 @@ def test_a_name_that_is_not_there_is_missing(path):
         "torch._C._len_torch_dispatch_stack",  # a function
         "torch.Tensor._version",  # a property of a class that is written in C++
         "torch.nn.Module._buffers",  # an attribute that __init__ sets
+        "torch.distributed.rendezvous._create_c10d_store",  # a function of the package has the module's name
         "_pytest.fixtures.FixtureDef._finalizers",
     ],
 )
@@ -67,6 +68,17 @@ def test_a_missing_value_raises_when_it_is_used_and_names_the_cure():
 
         class Subclass(value):
             pass
+
+
+def test_a_name_has_the_present_value(monkeypatch):
+    import torch
+
+    row = name("torch._C._get_tracing_state", "a test", lost="nothing")
+    assert row.value is torch._C._get_tracing_state
+    monkeypatch.setattr(torch._C, "_get_tracing_state", print)
+    assert row.value is print
+    with pytest.raises(MissingName, match=r"has no torch\._C\._no_such_function"):
+        name("torch._C._no_such_function", "a test", lost="nothing").value()
 
 
 def test_a_value_that_is_there_is_the_librarys_own():
