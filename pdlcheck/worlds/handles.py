@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Reducer
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.torch.c10d import KEEP_FORWARD_HANDLE
 
 __all__ = ["PATCHES"]
 
@@ -31,4 +31,11 @@ def _keep(take: Any) -> Any:
     return taken
 
 
-PATCHES = (Patch(Reducer, "_set_forward_pass_work_handle", _keep, "C++ keeps half of a handle that Python made"),)
+PATCHES = (
+    Patch(
+        KEEP_FORWARD_HANDLE.owner,
+        KEEP_FORWARD_HANDLE.attribute,
+        _keep,
+        "C++ keeps half of a handle that Python made",
+    ),
+)

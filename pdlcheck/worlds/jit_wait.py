@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.torch.jit import WAIT
 
 __all__ = ["PATCHES"]
 
@@ -19,10 +20,12 @@ def _in_python(wait_in_cpp: Any) -> Any:
     """
 
     @wraps(wait_in_cpp)
-    def wait(future: torch._C.Future[Any], /) -> Any:
-        return future.wait() if isinstance(future, torch._C.Future) else wait_in_cpp(future)
+    def wait(future: torch.Future[Any], /) -> Any:
+        return future.wait() if isinstance(future, torch.Future) else wait_in_cpp(future)
 
     return wait
 
 
-PATCHES = (Patch(torch._C, "wait", _in_python, "torch.jit.wait blocks the thread that would resolve the future"),)
+PATCHES = (
+    Patch(WAIT.owner, WAIT.attribute, _in_python, "torch.jit.wait blocks the thread that would resolve the future"),
+)

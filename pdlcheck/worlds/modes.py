@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-import torch.overrides
-import torch.utils._python_dispatch
+from pdlcheck.compat.torch.autograd import pop_saved_tensors_hooks, top_saved_tensors_hooks
+from pdlcheck.compat.torch.modes import (
+    number_of_dispatch_modes,
+    number_of_function_modes,
+    pop_dispatch_mode,
+    pop_function_mode,
+    pop_transforms,
+    transforms,
+)
 
 __all__ = ["Modes", "are_left_on", "leave_above", "modes"]
-
-_autograd: Any = torch._C._autograd
-_functorch: Any = torch._C._functorch
 
 
 class Modes(NamedTuple):
@@ -36,10 +39,10 @@ class Modes(NamedTuple):
 def modes() -> Modes:
     """Return the modes that are on in this thread."""
     return Modes(
-        torch._C._len_torch_dispatch_stack(),
-        torch._C._len_torch_function_stack(),
-        len(_functorch.get_interpreter_stack() or ()),
-        _autograd._top_saved_tensors_default_hooks(True),
+        number_of_dispatch_modes(),
+        number_of_function_modes(),
+        len(transforms() or ()),
+        top_saved_tensors_hooks(True),
     )
 
 
@@ -58,10 +61,10 @@ def leave_above(held: Modes) -> None:
     if now == held:
         return
     if now.transforms > held.transforms:
-        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(held.transforms)
+        pop_transforms(held.transforms)
     for _ in range(now.dispatch - held.dispatch):
-        torch.utils._python_dispatch._pop_mode()
+        pop_dispatch_mode()
     for _ in range(now.function - held.function):
-        torch.overrides._pop_mode()  # type: ignore[no-untyped-call]
-    while (hooks := _autograd._top_saved_tensors_default_hooks(True)) is not None and hooks != held.hooks:
-        _autograd._pop_saved_tensors_default_hooks()
+        pop_function_mode()
+    while (hooks := top_saved_tensors_hooks(True)) is not None and hooks != held.hooks:
+        pop_saved_tensors_hooks()

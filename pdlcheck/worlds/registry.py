@@ -13,10 +13,11 @@ A world of pdlcheck is one module and one line here. A world of another package 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from pdlcheck.compat import private
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.backends import BACKENDS
 
@@ -115,9 +116,18 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
     if device is not None:
         options["device"] = device
     world = make(**options)
+    _warn_of_missing_names()
     for listener in _listeners:
         listener(world)
     return world
+
+
+@cache
+def _warn_of_missing_names() -> None:
+    """Warn, once in a process, of private names of torch that the installed version lacks."""
+    warn = getattr(private, "warn_of_missing", None)
+    if warn is not None:
+        warn("torch", only_registered=True)
 
 
 def when_made(listener: Callable[[World], object]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pdlcheck.compat.torch.devices import default_devices, device_constructors
+from pdlcheck.compat.torch.meshes import whole_mesh
 from pdlcheck.worlds.cuda_as_cpu import memory, streams
 from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller, is_cuda, require_devices
 from pdlcheck.worlds.cuda_as_cpu.functions import refuse
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 AUTOCAST = ("get_autocast_dtype", "is_autocast_enabled", "set_autocast_dtype", "set_autocast_enabled")
+_OF_CUDA = "pdlcheck_of_cuda"  # the attribute of a mesh that the program has made of CUDA devices
 
 
 def in_mode_of_rank(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,26 +120,17 @@ def default_device(
 ) -> Any:
     """Call a factory function under ``torch.set_default_device`` or in ``with torch.device(...)``."""
     kwargs = kwargs or {}
-    if not is_cuda(mode.device) or func not in _device_constructors() or kwargs.get("device") is not None:
+    if not is_cuda(mode.device) or func not in device_constructors() or kwargs.get("device") is not None:
         return real(mode, func, types, args, kwargs)
     with in_mode(require_devices()):
         return func(*args, **{**kwargs, "device": mode.device})
 
 
-def _device_constructors() -> Any:
-    from torch.utils import _device
-
-    return _device._device_constructors()
-
-
 def get_default_device(real: Callable[..., Any]) -> Any:
     """Return the default device with its index."""
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
-
-    for mode in reversed(_get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
-        if isinstance(mode, DeviceContext) and is_cuda(mode.device):
-            return torch.device("cuda", require_devices().index(mode.device))
+    for device in reversed(default_devices()):
+        if is_cuda(device):
+            return torch.device("cuda", require_devices().index(device))
     return real()
 
 
@@ -214,7 +208,7 @@ def barrier(real: Callable[..., Any], group: Any = None, async_op: bool = False,
 
 def device_mesh(real: Callable[..., Any], mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
     """Make a mesh of CPUs in place of a mesh of CUDA devices."""
-    mesh._is_of_cuda = device_type == "cuda"
+    setattr(mesh, _OF_CUDA, device_type == "cuda")
     real(mesh, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
@@ -225,8 +219,7 @@ def device_type(real: property) -> property:
     """
 
     def for_users(mesh: Any) -> str:
-        whole = getattr(mesh, "_root_mesh", None) or mesh
-        is_of_cuda = getattr(whole, "_is_of_cuda", False) and devices_of_caller() is not None
+        is_of_cuda = getattr(whole_mesh(mesh), _OF_CUDA, False) and devices_of_caller() is not None
         return "cuda" if is_of_cuda and not asked_by_torch() else real.__get__(mesh)
 
     return property(for_users, doc=real.__doc__)

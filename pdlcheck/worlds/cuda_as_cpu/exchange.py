@@ -14,6 +14,9 @@ import torch.distributed.fsdp.sharded_grad_scaler  # before a default group exis
 import torch.serialization as serialization
 
 from pdlcheck.compat.patches import Patch, Patches
+from pdlcheck.compat.private import PrivateName
+from pdlcheck.compat.torch.serialization import unregister_package
+from pdlcheck.compat.torch.tensors import untyped_storage_of
 from pdlcheck.worlds.cuda_as_cpu import memory
 from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices, devices_of_caller, find_devices_by, is_cuda
 from pdlcheck.worlds.cuda_as_cpu.replaced import replaced_names
@@ -37,15 +40,15 @@ def exchanged(find: Callable[[], RankDevices | None], *, processes: bool = False
         with _table(processes):
             yield
     finally:
-        serialization._package_registry[:] = [p for p in serialization._package_registry if p[2] is not _restored]
+        unregister_package(_restored)
         find_devices_by(None)
 
 
 @cache
 def _table(processes: bool) -> Patches:
     rows = []
-    for owner_name, name, make in replaced_names(processes=processes):
-        owner = _find(owner_name)
+    for place, name, make in replaced_names(processes=processes):
+        owner = place.owner if isinstance(place, PrivateName) else _find(place)
         if hasattr(owner, name):  # this version of torch may lack the name
             everywhere = isinstance(owner, ModuleType)
             rows.append(Patch(owner, name, make, "CUDA code of ranks runs on the CPU", everywhere))
@@ -72,5 +75,5 @@ def _restored(storage: Any, location: str) -> Any:
     devices = devices_of_caller()
     if devices is None or not is_cuda(location):
         return None
-    memory.mark_storage(getattr(storage, "_untyped_storage", storage), devices.index(location))
+    memory.mark_storage(untyped_storage_of(storage), devices.index(location))
     return storage

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from pdlcheck.compat.torch.tensors import is_wrapped, local_tensor, storage_key, unwrapped
 
 __all__ = ["HOST", "device_index", "is_pinned", "mark", "mark_storage", "move", "pin", "share_memory"]
 
 HOST = -1  # used as the index of the host's memory
-_INDEX = "_pdlcheck_cuda_index"
-_PINNED = "_pdlcheck_pinned"
-_functorch: Any = torch._C._functorch
-_storage_of = torch._C.TensorBase.untyped_storage
+_INDEX = "pdlcheck_cuda_index"
+_PINNED = "pdlcheck_pinned"
+_storage_of = Tensor.untyped_storage
 
 
 def _storage(tensor: Tensor) -> Any:
@@ -25,13 +25,12 @@ def _storage(tensor: Tensor) -> Any:
     try:
         return _storage_of(tensor)
     except (NotImplementedError, RuntimeError):  # sparse tensors, and tensors of torch.func
-        wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
-        return _storage(_functorch.get_unwrapped(tensor)) if wrapped else None
+        return _storage(unwrapped(tensor)) if is_wrapped(tensor) else None
 
 
 def _inner(tensor: Tensor) -> Tensor:
     """Return the local shard of a DTensor, which wraps another tensor; return any other tensor itself."""
-    local = getattr(tensor, "_local_tensor", None)
+    local = local_tensor(tensor)
     return local if isinstance(local, Tensor) else tensor
 
 
@@ -64,7 +63,7 @@ def mark_storage(storage: Any, index: int) -> None:
 def share_memory(one: Tensor, other: Tensor) -> bool:
     """Return whether both are views of one memory."""
     first, second = _storage(_inner(one)), _storage(_inner(other))
-    return first is not None and second is not None and first._cdata == second._cdata
+    return first is not None and second is not None and storage_key(first) == storage_key(second)
 
 
 def move(made: Tensor, source: Tensor, index: int) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pdlcheck.compat.torch.devices import parse_to
+from pdlcheck.compat.torch.modes import enter_function_mode, has_function_mode, leave_function_mode
 from pdlcheck.worlds.cuda_as_cpu import memory
 from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices, is_cuda
 from pdlcheck.worlds.cuda_as_cpu.memory import HOST
@@ -26,7 +28,6 @@ _CPU = torch.device("cpu")
 _READS_THE_TRUTH = frozenset({"pdlcheck", "torch"})
 _LOADERS = "torch.utils.data."  # data loaders pin their batches if there is an accelerator
 _OURS = "pdlcheck.worlds.cuda_as_cpu."
-_c: Any = torch._C
 _Special = Callable[[RankDevices, Callable[..., Any], tuple[Any, ...], dict[str, Any], bool], Any]
 
 
@@ -219,19 +220,19 @@ def _at_once(devices: RankDevices, func: Any, args: Any, kwargs: Any, by_torch: 
     return func(*args, **kwargs)
 
 
-_base = torch._C.TensorBase
+_base: Any = Tensor.__base__  # the class of the methods that are written in C++
 _ASKS = {
-    _c.TensorBase.device.__get__,
-    _c.TensorBase.is_cuda.__get__,
-    _c.TensorBase.is_cpu.__get__,
+    _base.device.__get__,
+    _base.is_cuda.__get__,
+    _base.is_cpu.__get__,
     _base.get_device,
     _base.type,
 }
 _ALIASES = {torch.as_tensor, torch.asarray}
 _SPECIAL: dict[Any, _Special] = {
-    _c.TensorBase.device.__get__: _device,
-    _c.TensorBase.is_cuda.__get__: _is_cuda,
-    _c.TensorBase.is_cpu.__get__: _is_cpu,
+    _base.device.__get__: _device,
+    _base.is_cuda.__get__: _is_cuda,
+    _base.is_cpu.__get__: _is_cpu,
     _base.get_device: _get_device,
     _base.type: _type,
     _base.cuda: _cuda,
@@ -243,7 +244,7 @@ _SPECIAL: dict[Any, _Special] = {
     # the most frequent calls; their results need no device mark
     **dict.fromkeys(
         (
-            _c._nn._parse_to,  # used by Module.to: it returns the device of its arguments
+            parse_to,  # used by Module.to: it returns the device of its arguments
             _base.untyped_storage,
             _base.data_ptr,
             _base.size,
@@ -252,13 +253,13 @@ _SPECIAL: dict[Any, _Special] = {
             _base.item,
             _base.stride,
             _base.is_floating_point,
-            _c.TensorBase.shape.__get__,
-            _c.TensorBase.dtype.__get__,
-            _c.TensorBase.layout.__get__,
-            _c.TensorBase.requires_grad.__get__,
-            _c.TensorBase.is_leaf.__get__,
-            _c.TensorBase.grad_fn.__get__,
-            _c.TensorBase.ndim.__get__,
+            _base.shape.__get__,
+            _base.dtype.__get__,
+            _base.layout.__get__,
+            _base.requires_grad.__get__,
+            _base.is_leaf.__get__,
+            _base.grad_fn.__get__,
+            _base.ndim.__get__,
         ),
         _at_once,
     ),
@@ -271,19 +272,12 @@ def in_mode(devices: RankDevices) -> Iterator[None]:
 
     A block may leave its own modes entered, such as the one of ``torch.set_default_device``.
     """
-    if any(type(_c._get_function_stack_at(place)) is CudaAsCpuMode for place in range(_c._len_torch_function_stack())):
+    if has_function_mode(CudaAsCpuMode):
         yield
         return
     mode = CudaAsCpuMode(devices)
-    _c._push_on_torch_function_stack(mode)
+    enter_function_mode(mode)
     try:
         yield
     finally:
-        above = []
-        while _c._len_torch_function_stack():
-            top = _c._pop_torch_function_stack()
-            if top is mode:
-                break
-            above.append(top)
-        for other in reversed(above):
-            _c._push_on_torch_function_stack(other)
+        leave_function_mode(mode)

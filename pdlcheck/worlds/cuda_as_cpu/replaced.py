@@ -9,6 +9,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
+from pdlcheck.compat.private import PrivateName
+from pdlcheck.compat.torch.autograd import RUN_BACKWARD
+from pdlcheck.compat.torch.devices import CAST, FACTORY_UNDER_DEFAULT_DEVICE
 from pdlcheck.worlds.cuda_as_cpu import calls, functions, streams
 from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
 from pdlcheck.worlds.cuda_as_cpu.functions import refuse
@@ -27,12 +30,12 @@ class Replaced(NamedTuple):
     """One attribute and its replacement on ranks.
 
     Args:
-        owner: module, or module:class, by name.
+        owner: module, or module:class, by name; of a private name, itself.
         name: the attribute.
         make: returns the replacement, given torch's own.
     """
 
-    owner: str
+    owner: str | PrivateName
     name: str
     make: Callable[[Any], Any]
 
@@ -116,6 +119,7 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         processes: whether the ranks are processes, which use the groups of their backend and may compile.
     """
     cuda, accelerator, c10d = "torch.cuda", "torch.accelerator", "torch.distributed.distributed_c10d"
+    factory = FACTORY_UNDER_DEFAULT_DEVICE
     table = [
         *[Replaced(cuda, name, _for_users(stand_in)) for name, stand_in in _QUESTIONS.items()],
         *[Replaced(cuda, name, _on_ranks(stand_in)) for name, stand_in in _FUNCTIONS.items()],
@@ -133,9 +137,9 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         Replaced("torch", "Event", _class(calls.event_of_kind, streams.Event)),
         Replaced("torch", "Stream", _class(calls.stream_of_kind, streams.Stream)),
         Replaced("torch.amp.autocast_mode:autocast", "__init__", _around(calls.autocast)),
-        Replaced("torch.amp.autocast_mode", "_cast", _around(calls.cast)),
+        Replaced(CAST, CAST.attribute, _around(calls.cast)),
         Replaced("torch.amp.grad_scaler:GradScaler", "__init__", _around(calls.grad_scaler)),
-        Replaced("torch.autograd", "_engine_run_backward", _around(calls.in_mode_of_rank)),
+        Replaced(RUN_BACKWARD, RUN_BACKWARD.attribute, _around(calls.in_mode_of_rank)),
         Replaced("torch.distributed.device_mesh:DeviceMesh", "__init__", _around(calls.device_mesh)),
         Replaced("torch.distributed.device_mesh:DeviceMesh", "device_type", calls.device_type),
         Replaced(c10d, "barrier", _around(calls.barrier)),
@@ -143,7 +147,7 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         Replaced("torch.nn:Module", "to", _around(calls.module_to)),
         Replaced("torch.nn.parallel:DistributedDataParallel", "__init__", _around(calls.data_parallel)),
         Replaced("torch.nn:SyncBatchNorm", "forward", _around(calls.sync_batch_norm)),
-        Replaced("torch.utils._device:DeviceContext", "__torch_function__", _around(calls.default_device)),
+        Replaced(factory, factory.attribute, _around(calls.default_device)),
         Replaced("torch:Tensor", "record_stream", _on_ranks(functions.do_nothing)),
         Replaced("torch:UntypedStorage", "to", _around(calls.storage_to)),
         Replaced("threading:Thread", "start", _around(calls.start_thread)),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.compat.patches import Patches
+from pdlcheck.compat.torch.rendezvous import HANDLERS
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds import handles, jit_wait
 from pdlcheck.worlds.mpi.job import CURE
@@ -36,8 +37,7 @@ def register() -> None:
     Patches([*handles.PATCHES, *jit_wait.PATCHES]).put_for_good()
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of the same name
     rendezvous.register_rendezvous_handler(SCHEME, _from_mpi)
-    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
-    if "env" in handlers:
+    if HANDLERS.is_there() and "env" in (handlers := HANDLERS.value):
         handlers["env"] = _environment_or_mpi(handlers["env"])
 
 

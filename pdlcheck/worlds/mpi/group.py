@@ -12,7 +12,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.errors import WorldUnavailable
@@ -38,7 +37,7 @@ class MpiEngine:
         self._timeout = timeout
         # torch's own switch (TORCH_DISTRIBUTED_DEBUG=DETAIL) turns the comparison on. Without it, MPI may end in a
         # segmentation fault if sizes differ.
-        self._compares = c10d.get_debug_level() == c10d.DebugLevel.DETAIL and _wrap is None
+        self._compares = dist.get_debug_level() == dist.DebugLevel.DETAIL and _wrap is None
 
     def post(self, operation: Operation) -> dist.Work:
         """Post an operation; see :class:`pdlcheck.worlds.observe.Engine`."""

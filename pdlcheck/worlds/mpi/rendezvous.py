@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import Store
+from torch.distributed import Store, TCPStore
 
 from pdlcheck.worlds.mpi.library import MPI, start
 

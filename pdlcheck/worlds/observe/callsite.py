@@ -18,7 +18,8 @@ from types import FrameType
 import torch
 import typing_extensions
 
-from pdlcheck import clock
+from pdlcheck import clock, compat
+from pdlcheck.compat.pytest.packages import PYTEST_PACKAGES
 from pdlcheck.worlds.observe import comm_wrappers
 
 __all__ = [
@@ -42,6 +43,7 @@ _INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     _WORLDS,
     os.path.dirname(clock.__file__) + os.sep,
+    os.path.dirname(compat.__file__) + os.sep,
     "<frozen",
     threading.__file__,  # it calls the first function of a thread
     concurrent.futures.thread.__file__,
@@ -50,7 +52,7 @@ _INTERNAL = (
     *WRAPPERS,
 )
 # path prefixes of files that call the user's tests
-_specs = [importlib.util.find_spec(name) for name in ("_pytest", "pluggy")]
+_specs = [importlib.util.find_spec(name) for name in PYTEST_PACKAGES]
 _MACHINERY = (
     *(os.path.dirname(spec.origin) + os.sep for spec in _specs if spec is not None and spec.origin is not None),
     os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), "harness") + os.sep,

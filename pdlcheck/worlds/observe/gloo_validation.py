@@ -10,29 +10,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.c10d import FLAT_ALL_GATHER, FLAT_REDUCE_SCATTER
+from pdlcheck.compat.torch.dispatch import is_below_autograd
+from pdlcheck.compat.torch.tensors import base_of
 from pdlcheck.worlds.observe.operation import Operation
 from pdlcheck.worlds.observe.signature import Signature
 
 __all__ = ["refuse_future", "validate_for_gloo"]
 
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _THROUGH_VIEWS = (  # gloo fills one flat output through views, and autograd forbids writes to them
-    "_allgather_base",
-    "all_gather_single",
+    *FLAT_ALL_GATHER,
     "all_gather_single_coalesced",
     "allgather_into_tensor_coalesced",
 )
 _BY_COPIES = (  # gloo copies to the outputs, and autograd sees the copies
     *_THROUGH_VIEWS,
-    "_reduce_scatter_base",
+    *FLAT_REDUCE_SCATTER,
     "allgather",
     "allgather_coalesced",
     "allreduce_coalesced",
     "alltoall",
     "gather",
     "reduce_scatter",
-    "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
 )
@@ -98,9 +98,9 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _refuse_grad(output: Tensor, operation: Operation) -> None:
-    if _is_excluded(torch._C.DispatchKey.AutogradFunctionality):
+    if is_below_autograd():
         return  # calls from C++ run below autograd
-    base = output._base
+    base = base_of(output)
     if operation.method in _THROUGH_VIEWS:
         words = "a view of a tensor that requires grad is being modified inplace"
     elif output.is_leaf or (base is not None and base.is_leaf):

@@ -11,15 +11,21 @@ signatures of the ranks and then makes the same call on the real group. torch re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as distributed_c10d
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
+from pdlcheck.compat.torch.c10d import (
+    FLAT_ALL_GATHER,
+    FLAT_REDUCE_SCATTER,
+    device_types,
+    exclude_from_flight_recorder,
+    get_backend,
+    world_state,
+)
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe.addresses import checked_tag, global_rank
 from pdlcheck.worlds.observe.comm_debug_mode import count
@@ -58,8 +64,7 @@ def _sparse(tensor: Tensor) -> str:
 
 _dtype_names = _DtypeNames()
 _strided = torch.strided
-_device_types: Any = dist.ProcessGroup._device_types
-_reduce_names = {kind: name for name, kind in c10d.ReduceOp.RedOpType.__members__.items()}
+_reduce_names = {kind: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
 
 
 class WatchedGroup(dist.ProcessGroup):
@@ -95,6 +100,11 @@ class WatchedGroup(dist.ProcessGroup):
         """Return the global ranks in group order: ranks of the world, whatever default group this one belongs to."""
         return self._members
 
+    @property
+    def engine(self) -> Engine:
+        """Return the engine that takes the operations."""
+        return self._engine
+
     # -- attributes that torch reads ---------------------------------------------------------------
 
     def size(self) -> int:
@@ -122,15 +132,15 @@ class WatchedGroup(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         """Return the devices of its registered backends, or its own; FSDP's state dicts and DCP read this."""
-        return _device_types.__get__(self) or [torch.device(kind) for kind in self.own_devices]
+        return device_types.__get__(self) or [torch.device(kind) for kind in self.own_devices]
 
     def _get_backend(self, device: torch.device) -> Any:
-        is_own = device.type in self.own_devices and not _device_types.__get__(self)
-        return self if is_own else super()._get_backend(device)
+        is_own = device.type in self.own_devices and not device_types.__get__(self)
+        return self if is_own else get_backend(self, device)
 
     def get_group_store(self) -> distributed_c10d.Store:
         """Return the store of the group."""
-        return distributed_c10d._world.pg_map[self][1]
+        return world_state().pg_map[self][1]
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: this class counts the operations."""
@@ -292,7 +302,7 @@ class WatchedGroup(dist.ProcessGroup):
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Post a ``gather`` into one tensor."""
-        opts = opts or c10d.GatherOptions()
+        opts = opts or dist.GatherOptions()
         own = opts.rootRank == self._group_rank  # on other ranks the output is empty and not used
         part = Part([input], self._rows(output, input, "gather_single") if own else [])
         args = (output, input, opts)
@@ -413,9 +423,9 @@ def _define_flat_calls() -> None:
         return call
 
     names = {
-        gather_one: ("all_gather_single", "_allgather_base"),
+        gather_one: FLAT_ALL_GATHER,
         gather_many: ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
-        scatter_one: ("reduce_scatter_single", "_reduce_scatter_base"),
+        scatter_one: FLAT_REDUCE_SCATTER,
         scatter_many: ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
         all_to_all: ("all_to_all_single", "alltoall_base"),
     }
@@ -424,23 +434,6 @@ def _define_flat_calls() -> None:
             setattr(WatchedGroup, name, make(name))
 
 
-def _leave_recorder_out() -> None:
-    """Skip watched groups in torch's flight recorder.
-
-    Since 2.15 it asks C++ for the name of a group, and a group written in Python has none there.
-    """
-    attach = getattr(distributed_c10d, "_maybe_attach_flight_recorder", None)
-    if attach is None:
-        return
-
-    @wraps(attach)
-    def attach_to_others(pg: dist.ProcessGroup, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(pg, WatchedGroup):
-            attach(pg, *args, **kwargs)
-
-    distributed_c10d._maybe_attach_flight_recorder = attach_to_others  # type: ignore[attr-defined]
-
-
 _define_flat_calls()
-_leave_recorder_out()
+exclude_from_flight_recorder(WatchedGroup)
 uncompiled(WatchedGroup)  # after all methods are defined

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed import HashStore, Store
 
+from pdlcheck.compat.torch.c10d import DEFAULT_TIMEOUT, NEW_GROUP, world_state
+from pdlcheck.compat.torch.rendezvous import CREATE_STORE
 from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
 
 __all__ = ["rank_by_rendezvous", "require_known", "require_own", "require_valid"]
@@ -24,10 +26,9 @@ __all__ = ["rank_by_rendezvous", "require_known", "require_own", "require_valid"
 _rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the attribute of that name is a function
 _BUILT_IN = ("env", "file", "tcp")  # a user's own handler may wait for other processes
 # torch's own functions, because worlds replace some of them
-_as_torch_made_them: dict[str, Any] = {
-    name: getattr(c10d, name) for name in ("_get_default_timeout", "_new_process_group_helper")
-}
-_meet, _create_store = _rendezvous.rendezvous, _rendezvous._create_c10d_store
+_as_torch_made_them: dict[str, Any] = {one.attribute: one.value for one in (DEFAULT_TIMEOUT, NEW_GROUP)}
+_meet: Any = _rendezvous.rendezvous
+_stores: dict[str, Any] = {CREATE_STORE.attribute: CREATE_STORE.value}
 
 
 def require_known(backend: Any) -> None:
@@ -113,7 +114,7 @@ def _nothing_is_made(found: dict[str, int]) -> Iterator[None]:
             found["rank"], found["world_size"] = own
         yield HashStore(), found["rank"], found["world_size"]
 
-    world: Any = c10d._world
+    world = world_state()
     group, count = world.default_pg, world.group_count
     with _exchanged(c10d, _as_torch_made_them | {"BackendConfig": _Checked, "rendezvous": meet}):
         try:
@@ -137,7 +138,7 @@ def rank_by_rendezvous(url: Any, *args: Any, **kwargs: Any) -> tuple[int, int] |
     Raises:
         Exception: the error that torch raises for these arguments.
     """
-    with _exchanged(_rendezvous, {"FileStore": _store, "TCPStore": _store, "_create_c10d_store": _create_store}):
+    with _exchanged(_rendezvous, {"FileStore": _store, "TCPStore": _store} | _stores):
         meeting = _meet(url, *args, **kwargs)
         if str(url).partition("://")[0] not in _BUILT_IN:
             return None

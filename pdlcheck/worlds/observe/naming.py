@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from pdlcheck.compat.torch.modules import submodules
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE, here, short
 
 __all__ = ["FRAMES", "Name", "line_and_names"]
@@ -132,7 +133,7 @@ def _parameter(frame: FrameType, argument: str) -> Iterator[str]:
     yield from (f"{name}{dot}{rest}" for name in _in_scope(parameter, scope))
     own = scope.get("self")
     if hasattr(own, "__dict__"):
-        scope |= {f"self.{name}": value for name, value in (vars(own) | getattr(own, "_modules", {})).items()}
+        scope |= {f"self.{name}": value for name, value in (vars(own) | submodules(own)).items()}
     for name, value in scope.items():
         if isinstance(value, Module):
             for path, held in value.named_parameters():

@@ -12,8 +12,9 @@ from operator import index
 from typing import Any
 
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as c10d
 
+from pdlcheck.compat.torch.c10d import FLAT_ALL_GATHER, FLAT_REDUCE_SCATTER
 from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["FORMS", "Forms", "numbers"]
@@ -160,10 +161,10 @@ _ALL: dict[str, tuple[type, tuple[_Form, ...]]] = {
     ),
 }
 _FLAT_CALLS: dict[tuple[str, str], tuple[type, tuple[_Form, ...]]] = {  # names since torch 2.13, and earlier ones
-    ("all_gather_single", "_allgather_base"): (c10d.AllgatherOptions, (_FLAT | _OPTS,)),
+    FLAT_ALL_GATHER: (c10d.AllgatherOptions, (_FLAT | _OPTS,)),
     ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"): (c10d.AllgatherOptions, (_MANY,)),
     ("all_to_all_single", "alltoall_base"): (c10d.AllToAllOptions, (_SPLIT | _OPTS, _SPLIT | _LIMIT)),
-    ("reduce_scatter_single", "_reduce_scatter_base"): (
+    FLAT_REDUCE_SCATTER: (
         c10d.ReduceScatterOptions,
         ({"outputTensor": _tensor, "inputTensor": _tensor} | _OPTS,),
     ),

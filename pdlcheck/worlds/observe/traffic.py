@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.clock.rounds import ALGORITHMS, Payload, rounds
+from pdlcheck.compat.torch.tensors import sparse_parts
 from pdlcheck.worlds.observe.operation import Operation
 
 __all__ = ["Count", "Traffic", "nbytes_of", "payload_of"]
@@ -157,5 +158,5 @@ def _is_known(op: str) -> bool:
 def nbytes_of(tensor: Tensor) -> int:
     """Return the bytes of a tensor's elements; for a sparse tensor, those of its indices and values."""
     if tensor.layout == torch.sparse_coo:
-        return nbytes_of(tensor._indices()) + nbytes_of(tensor._values())
+        return sum(map(nbytes_of, sparse_parts(tensor)))
     return tensor.numel() * tensor.element_size()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.tensors import storage_key
 from pdlcheck.worlds.observe.memory_order import refuse_mixed_orders
 from pdlcheck.worlds.observe.operation import Operation, Part
 from pdlcheck.worlds.observe.signature import Signature
@@ -131,7 +132,7 @@ def _place(tensor: Tensor) -> tuple[int, range]:
     The range is empty if the tensor is not contiguous, because it may use only some bytes of a range.
     """
     begin, nbytes = tensor.storage_offset() * tensor.element_size(), tensor.numel() * tensor.element_size()
-    return tensor.untyped_storage()._cdata, range(begin, begin + nbytes * tensor.is_contiguous())
+    return storage_key(tensor.untyped_storage()), range(begin, begin + nbytes * tensor.is_contiguous())
 
 
 def _overlap(one: tuple[int, range], other: tuple[int, range]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pdlcheck.compat.torch.autograd import call_after_backward, current_node, in_backward
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe.operation import Operation
 
@@ -57,12 +58,12 @@ class WatchedWork(dist.Work):
             future = self._future = WatchedFuture(self)
             if self._is_settled():
                 self._settle_future()
-            elif torch._C._current_graph_task_id() != -1:
+            elif in_backward():
                 # DDP's reducer will block on this future in C++, where no world detects it: wait here first
-                if torch._C._current_autograd_node() is None:  # in a callback, after the backward pass
+                if current_node() is None:  # in a callback, after the backward pass
                     self.synchronize()
                 else:
-                    torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
+                    call_after_backward(self.synchronize)
         return future
 
     def _is_settled(self) -> bool:

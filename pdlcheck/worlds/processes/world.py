@@ -291,7 +291,8 @@ class ProcessWorld:
             raise
         self._is_checked = True
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Forget the ranks in a fork of this process, without ending them."""
         for pool in self._pools.values():
             pool.abandon()
         self._pools.clear()
@@ -320,7 +321,7 @@ def _close_all() -> None:
 
 def _abandon_all() -> None:
     for world in list(_worlds):
-        world._abandon()
+        world.abandon()
 
 
 _worlds: weakref.WeakSet[ProcessWorld] = weakref.WeakSet()

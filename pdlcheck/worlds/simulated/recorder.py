@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import torch
-
 from pdlcheck.clock.trace import Act, Trace
+from pdlcheck.compat.torch.autograd import call_after_backward, current_node, in_backward
 from pdlcheck.worlds.observe import Signature, user_line
 from pdlcheck.worlds.observe.traffic import nbytes_of, payload_of
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
@@ -79,11 +78,11 @@ class Recorder:
         if work.act is None:
             return
         self._futures.setdefault(work.act.rank, []).append(work.act)
-        if torch._C._current_graph_task_id() != -1:
-            if torch._C._current_autograd_node() is None:  # the pass is over, and its callbacks run
+        if in_backward():
+            if current_node() is None:  # the pass is over, and its callbacks run
                 self.wait(work)
             else:
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self.wait, work))
+                call_after_backward(partial(self.wait, work))
 
     def wait_for_futures(self, rank: int) -> None:
         """Record that the rank waits for a future made of others.

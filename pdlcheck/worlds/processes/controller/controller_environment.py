@@ -10,6 +10,7 @@ from functools import lru_cache
 from os import getcwd
 from typing import Any
 
+from pdlcheck.compat.python import encoded_environment
 from pdlcheck.worlds.processes.exchange.messages import Changes
 
 __all__ = ["ControllerEnvironment", "import_path"]
@@ -49,7 +50,7 @@ def _here() -> ControllerEnvironment:
 def _environment() -> Mapping[str, str]:
     """Return the environment. It is the same object while nothing changes, because decoding all of it takes time."""
     global _decoded
-    encoded = getattr(os.environ, "_data", None)  # os.environ decodes these at every access
+    encoded = encoded_environment()  # os.environ decodes these at every access
     if encoded is None:
         return dict(os.environ)
     known, decoded = _decoded

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pdlcheck.compat.torch.slow_imports import SLOW_IMPORTS
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.processes.controller import hash_seeds
 from pdlcheck.worlds.processes.controller.controller_environment import import_path
@@ -36,7 +37,7 @@ _PRELOAD = (
     "numpy",
     "cloudpickle",
     "pdlcheck.worlds.processes.rank.main",
-    "torch._dynamo",  # the first DDP or optimizer step imports it: 0.9 s once here instead of in every rank
+    *SLOW_IMPORTS,
 )
 _STOP_S = 0.5
 _ANSWER_S = 120.0  # the server may have to import much from a slow disk before it forks
@@ -268,17 +269,26 @@ class ForkServer(Forker):
 
     def stop(self) -> None:
         """End the server and all of its ranks; wait for the server."""
-        both = [self] if self._twin is None else [self, self._twin]
-        for server in both:
-            server._socket.close()
-        for server in both:
-            try:
-                server._process.wait(timeout=_STOP_S)
-            except subprocess.TimeoutExpired:  # it is starting, or loading a library
-                server._process.kill()
-                server._process.wait()
-            if server._process.returncode != 0:  # it was killed, and left the processes that its ranks have started
-                end_marked(server._mark)
+        self.hang_up()
+        self.await_end()
+
+    def hang_up(self) -> None:
+        """Close the connections to the server and to its twin, at which they end."""
+        self._socket.close()
+        if self._twin is not None:
+            self._twin.hang_up()
+
+    def await_end(self) -> None:
+        """Wait for the ends of the server and of its twin after :meth:`hang_up`; kill one that does not end."""
+        try:
+            self._process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:  # it is starting, or loading a library
+            self._process.kill()
+            self._process.wait()
+        if self._process.returncode != 0:  # it was killed, and left the processes that its ranks have started
+            end_marked(self._mark)
+        if self._twin is not None:
+            self._twin.await_end()
 
     def abandon(self) -> None:
         """Forget the server in a fork of this process, without ending it."""

@@ -246,8 +246,7 @@ def _is_parametrized(obj: Any) -> bool:
 
     This compares names, because torch may not be imported yet.
     """
-    made = type(obj).__module__ == "torch.nn.utils.parametrize"
-    return made and "parametrizations" in vars(obj).get("_modules", ())
+    return type(obj).__module__ == "torch.nn.utils.parametrize" and hasattr(obj, "parametrizations")
 
 
 def _home(cls: type) -> ModuleType | None:

@@ -12,16 +12,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+
+from pdlcheck.compat.python import records_warnings
 
 __all__ = ["WarningFilters", "hearing", "present_ears", "tell"]
 
 WarningFilters = tuple[bytes, bool]  # the controller's filters, and whether its warnings are recorded
 
-_warnings = vars(warnings)  # ``catch_warnings`` records through ``_showwarnmsg_impl``, which has no public name
 _sent: tuple[Sequence[Any], bytes] = (), b""
 _received: tuple[bytes, list[Any]] = b"", []
 _registries: dict[str, dict[Any, Any]] = {}  # the registries of shown warnings, by file
@@ -32,8 +32,7 @@ def present_ears() -> WarningFilters:
     global _sent
     if warnings.filters != _sent[0]:
         _sent = list(warnings.filters), pickle.dumps([data for one in warnings.filters if (data := _dumped(one))])
-    recorded = not isinstance(_warnings["_showwarnmsg_impl"], FunctionType)  # a recorder puts a list's method there
-    return _sent[1], recorded or warnings.showwarning is not _warnings.get("_showwarning_orig")
+    return _sent[1], records_warnings()
 
 
 @contextmanager

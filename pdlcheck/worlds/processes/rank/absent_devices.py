@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from pdlcheck.compat.torch.devices import is_built
+
 __all__ = ["leave_absent_devices_alone"]
 
 
@@ -18,7 +20,7 @@ def leave_absent_devices_alone() -> None:
     """Make seeding record nothing for absent devices; its documented behaviour stays as it is."""
     kinds: tuple[Any, ...] = (torch.cuda, torch.mtia, torch.xpu)
     for kind in kinds:
-        if hasattr(kind, "manual_seed_all") and not kind._is_compiled():
+        if hasattr(kind, "manual_seed_all") and not is_built(kind):
             kind.manual_seed_all = _ignore
 
 

@@ -6,12 +6,12 @@ save what must outlive the rank.
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
+
+from pdlcheck.compat.python import living_finalizers, run_exit_functions
 
 __all__ = ["after_calls", "end", "end_call", "finalizers"]
 
@@ -25,8 +25,7 @@ def finalizers() -> list[Any]:
 
     torch needs nearly half a millisecond to unregister an operator, and there are hundreds.
     """
-    alive: Any = getattr(weakref.finalize, "_registry", {})  # it has no public name; empty if a Python renames it
-    return [one for one in list(alive) if one.atexit and not _is_torchs(one)]
+    return [one for one in living_finalizers() if one.atexit and not _is_torchs(one)]
 
 
 def end_call() -> None:
@@ -38,11 +37,10 @@ def end_call() -> None:
 
 def end() -> NoReturn:
     """Run the functions and finalizers of the process's end, except those of torch's operators, and end the process."""
-    alive: Any = getattr(weakref.finalize, "_registry", {})
-    for one in list(alive):
+    for one in living_finalizers():
         if _is_torchs(one):
             one.atexit = False
-    atexit._run_exitfuncs()
+    run_exit_functions()
     os._exit(0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import os
 import sys
@@ -13,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from pdlcheck.compat.python import number_of_exit_functions
+from pdlcheck.compat.torch.c10d import WorldState, world_state
 from pdlcheck.worlds.processes.rank.exit_callbacks import finalizers
 
 __all__ = ["Watch", "without_group"]
@@ -47,7 +48,7 @@ class Watch:
         return ""
 
 
-class _WithoutGroup(c10d._World):
+class _WithoutGroup(WorldState):  # type: ignore[misc]  # torch's class, by its private name
     """A class for torch's own state that records each read of the default group, and raises an error at it."""
 
     @property
@@ -75,7 +76,7 @@ def without_group() -> Iterator[list[bool]]:
 
     Any answer would be wrong, because the forks have a default group.
     """
-    world = c10d._world
+    world = world_state()
     kind = type(world)
     world.__class__ = _WithoutGroup  # many modules refer to this very object
     try:
@@ -98,7 +99,7 @@ def _torch_is_imported() -> bool:
 
 def _registered() -> tuple[int, int]:
     """Return how many ``atexit`` functions and finalizers run at the end of the process."""
-    return atexit._ncallbacks(), len(finalizers())
+    return number_of_exit_functions(), len(finalizers())
 
 
 def _files() -> Iterator[tuple[str, str]]:

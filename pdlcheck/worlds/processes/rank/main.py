@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
+from pdlcheck.compat.torch.c10d import world_state
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
@@ -259,8 +259,8 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
 def _aftermath(default_group: dist.ProcessGroup | None, announcer: OperationCoordinator) -> Aftermath:
     return Aftermath(
         is_as_begun(default_group) and not announcer.is_torn,
-        c10d._world.group_count,
-        len(c10d._world.pg_map),
+        dist.get_pg_count(),
+        len(world_state().pg_map),
         tuple(announcer.withdrawn),
         announcer.has_open,
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pdlcheck.compat.torch.devices import is_used_before_fork
+from pdlcheck.compat.torch.serialization import LOAD_STORAGE
 from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.devices import check_devices, device_name, why_no_cuda
 from pdlcheck.worlds.exceptions import text_of
@@ -30,7 +32,7 @@ def take_device(kind: str, backend: str, local_rank: int, *, cuda_as_cpu: bool =
     if kind == "cuda" and cuda_as_cpu:
         _own, _is_real = torch.device("cuda", local_rank), False
     elif kind == "cuda":
-        if torch.cuda._is_in_bad_fork():
+        if is_used_before_fork():
             raise RuntimeError(
                 "the fork server has used CUDA, which does not survive a fork: a pytest plugin or module that it "
                 "imports calls torch.cuda when it is imported; call it later, in a fixture or hook"
@@ -66,7 +68,7 @@ def loads_on_own_device(data: bytes) -> Any:
 
 class _ToOwnDevice(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == ("torch.storage", "_load_from_bytes"):
+        if (module_name, global_name) == LOAD_STORAGE:
             return _storage_on_own_device
         return super().find_class(module_name, global_name)
 

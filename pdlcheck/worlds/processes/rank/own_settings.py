@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import torch
 
+from pdlcheck.compat.torch.devices import default_device
 from pdlcheck.worlds.decimals import is_same
 from pdlcheck.worlds.modes import Modes, leave_above, modes
 
 __all__ = ["hold", "put_back"]
-
-_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs lack it
 
 
 class _Settings(NamedTuple):
@@ -31,9 +30,8 @@ class _Settings(NamedTuple):
 
 
 def _present() -> _Settings:
-    mode = getattr(_default_device, "device_context", None)
-    device = None if mode is None else mode.device
-    return _Settings(device, dict(np.geterr()), decimal.getcontext().copy(), sys.stdout, sys.stderr, modes())
+    errors, context = dict(np.geterr()), decimal.getcontext().copy()
+    return _Settings(default_device(), errors, context, sys.stdout, sys.stderr, modes())
 
 
 _held = _present()

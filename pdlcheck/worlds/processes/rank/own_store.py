@@ -5,20 +5,20 @@ torch would open a second server there, and groups that are made one after the o
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from pdlcheck.compat.torch.rendezvous import CREATE_STORE
 
 __all__ = ["meet_at"]
 
 
 def meet_at(host: str, port: int) -> None:
     """Make each rendezvous at this address use the store that listens there, each time under names of its own."""
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # its package has a function of this name
-    torchs = rendezvous._create_c10d_store
+    torchs = CREATE_STORE.value
     times = itertools.count()
 
     def create(
@@ -30,4 +30,4 @@ def meet_at(host: str, port: int) -> None:
         own = TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
         return PrefixStore(f"meeting {next(times)}", own)
 
-    rendezvous._create_c10d_store = create
+    setattr(CREATE_STORE.owner, CREATE_STORE.attribute, create)

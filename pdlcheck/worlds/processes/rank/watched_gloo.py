@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.compat.patches import Patches
+from pdlcheck.compat.torch.c10d import register_backend, set_default_backend
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import handles, jit_wait
 from pdlcheck.worlds.observe import WatchedGroup
@@ -50,7 +51,7 @@ def watch_gloo(announcer: OperationCoordinator) -> None:
         def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, **options: Any) -> None:
             gloo = real_class(store, rank, size, timeout=timeout, **options)  # torch 2.14 has one more option
             real = dist.ProcessGroup(store, rank, size)  # torch itself wraps a backend in the same way
-            real._set_default_backend(_GLOO)
+            set_default_backend(real, _GLOO)
             _register(real, gloo)
             made = being_made[-1]
             engine = CudaAwareEngine(announcer, real)
@@ -73,7 +74,7 @@ def watch_gloo(announcer: OperationCoordinator) -> None:
 def _register(group: dist.ProcessGroup, gloo: Any) -> None:
     """Register gloo for the same devices as torch does: the CPU, and CUDA even if there is none."""
     for device in dist.Backend.backend_capability["gloo"]:
-        group._register_backend(torch.device(device), _GLOO, gloo)
+        register_backend(group, torch.device(device), _GLOO, gloo)
 
 
 def _self_test() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from pdlcheck.compat.torch.c10d import NEW_GROUP
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.observe import (
     WatchedGroup,
@@ -58,12 +59,12 @@ def meet_in_new_group(announcer: OperationCoordinator) -> None:
     Raises:
         Unsupported: this torch lacks the function that makes groups.
     """
-    real_helper = getattr(c10d, "_new_process_group_helper", None)
-    if real_helper is None:
+    if not NEW_GROUP.is_there():
         raise Unsupported(
-            f"watched processes do not know torch {torch.__version__}: distributed_c10d lacks "
-            "_new_process_group_helper; use ProcessWorld(watch=False), or a torch from the tested range"
+            f"watched processes do not know torch {torch.__version__}: it lacks {NEW_GROUP.path}; "
+            "use ProcessWorld(watch=False), or a torch from the tested range"
         )
+    real_helper = NEW_GROUP.value
 
     def make(group_size: int, group_rank: int | None, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         """Meet the other ranks, then call torch's helper, which makes one group on one rank; return its result."""
@@ -72,7 +73,7 @@ def meet_in_new_group(announcer: OperationCoordinator) -> None:
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
         global _default, _defaults
         members, among = tuple(ranks) or tuple(range(group_size)), ""
-        if c10d._world.default_pg is None:  # this group becomes the default group
+        if c10d.GroupMember.WORLD is None:  # this group becomes the default group
             if announcer.call and not announcer.is_beginning:  # the program makes it; else it has all ranks
                 members = tuple(members_of_default(store, group_rank or 0, group_size, announcer.rank))
                 _defaults += 1
@@ -91,7 +92,7 @@ def meet_in_new_group(announcer: OperationCoordinator) -> None:
         finally:
             being_made.pop()
 
-    c10d._new_process_group_helper = make  # type: ignore[assignment]  # it passes all arguments on
+    setattr(NEW_GROUP.owner, NEW_GROUP.attribute, make)
 
 
 def numbered(group: WatchedGroup) -> None:

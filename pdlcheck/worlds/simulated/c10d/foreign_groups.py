@@ -5,7 +5,6 @@ Another rank or an earlier run made such a group, and kept it in a place that ra
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from torch.distributed import distributed_c10d
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.observe import Operation, WatchedGroup, short
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE
+from pdlcheck.worlds.simulated.module_globals.mutable_state import CachedFunction
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["SHARE_ATTRIBUTE", "Ended", "explain_foreign_group", "require_member_of_this_world"]
@@ -59,10 +59,10 @@ def explain_foreign_group(error: Exception) -> None:
     me, group = current_rank(), _asked_about(error)
     if me is None or group is None:
         return
-    maker = group._members[group.rank()]
-    if group._engine is me.network and maker == me.rank:
+    maker = group.members[group.rank()]
+    if group.engine is me.network and maker == me.rank:
         return  # the rank has destroyed its own group
-    here = group._engine is me.network
+    here = group.engine is me.network
     made = f"by rank {maker}" if here else "in an earlier run"
     frames = [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
     if words := _set_by_hand(frames, maker if here else None):
@@ -116,7 +116,7 @@ def _holds_anothers(function: FunctionType) -> bool:
     me = current_rank()
     enclosed = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     groups = [part for value in enclosed for part in (value, *_parts(value)) if _is_group(part)]
-    return any(me is None or one._engine is not me.network or one._members[one.rank()] != me.rank for one in groups)
+    return any(me is None or one.engine is not me.network or one.members[one.rank()] != me.rank for one in groups)
 
 
 def _attribute(function: FunctionType) -> tuple[str, str] | None:
@@ -176,7 +176,7 @@ def _parts(value: Any) -> list[Any]:
         return list(value)
     if type(value) is ModuleType:
         return []
-    if type(value) is functools._lru_cache_wrapper:
+    if type(value) is CachedFunction:
         held = gc.get_referents(value)  # the cached results, or a dict of them
         return [*held, *(inner for part in held if type(part) is dict for inner in part.values())]
     names = value if type(value) is dict else None

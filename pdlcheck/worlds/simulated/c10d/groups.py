@@ -14,6 +14,8 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.private import PrivateName
+from pdlcheck.compat.torch.c10d import DEFAULT_TIMEOUT, NEW_GROUP, NOT_IN_GROUP, get_default_group
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.worlds.observe import (
     Operation,
@@ -154,7 +156,7 @@ def _asked(is_initialized: Callable[[], bool]) -> Callable[[], bool]:
 
     If a fault took the group, the stand-in raises an error that states this.
     """
-    needs = c10d._get_default_group.__code__
+    needs = get_default_group.__code__
 
     @wraps(is_initialized)
     def ask() -> bool:
@@ -202,14 +204,17 @@ def _met(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _STAND_INS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "_get_default_timeout": (_without_libraries, "torch asks for NCCL's own, and warns without NCCL"),
-    "_new_process_group_helper": (_simulated, "all ranks make each group, of any backend, as a simulated one"),
-    "_warn_not_in_group": (_refused, "torch warns and skips the call of a rank that is no member"),
     "init_process_group": (_adopted, "the first call of a program takes the group that its rank has"),
     "is_initialized": (_asked, "a rank whose group a fault took is told so"),
     "monitored_barrier": (_exact, "torch has it for gloo alone"),
     "rendezvous": (_met, "ranks find one another in this process"),
 }
-PATCHES = tuple(  # threads that are not ranks see no difference
-    Patch(c10d, name, make, why, everywhere=name in c10d.__all__) for name, (make, why) in _STAND_INS.items()
+_PRIVATE_STAND_INS: dict[PrivateName, tuple[Callable[[Any], Any], str]] = {
+    DEFAULT_TIMEOUT: (_without_libraries, "torch asks for NCCL's own, and warns without NCCL"),
+    NEW_GROUP: (_simulated, "all ranks make each group, of any backend, as a simulated one"),
+    NOT_IN_GROUP: (_refused, "torch warns and skips the call of a rank that is no member"),
+}
+PATCHES = (  # threads that are not ranks see no difference
+    *(Patch(one.owner, one.attribute, make, why) for one, (make, why) in _PRIVATE_STAND_INS.items()),
+    *(Patch(c10d, name, make, why, everywhere=name in c10d.__all__) for name, (make, why) in _STAND_INS.items()),
 )

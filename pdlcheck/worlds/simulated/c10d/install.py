@@ -16,10 +16,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional  # imported now, because it captures the default group at import
-from torch._C import _distributed_c10d as _c10d
-from torch.distributed import c10d_logger
 
 from pdlcheck.compat.patches import Patch, Patches
+from pdlcheck.compat.torch.autograd import ENGINE
+from pdlcheck.compat.torch.c10d import (
+    LOG_ENTRY,
+    NEEDED_BY_SIM,
+    WorldState,
+    log,
+    set_thread_isolation,
+    unregister_all_groups,
+    world_state,
+)
+from pdlcheck.compat.torch.modes import number_of_dispatch_modes, number_of_function_modes
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import handles, jit_wait
 from pdlcheck.worlds.observe import WatchedGroup, among_all, members_of_default
@@ -61,20 +70,8 @@ _FIELDS: dict[str, Callable[[], Any]] = {
 
 def _self_test() -> None:
     """Raise ``Unsupported`` on a torch that lacks a name this module needs."""
-    needed: list[tuple[Any, str]] = [
-        (c10d, "_world"),
-        (c10d, "_World"),
-        (_c10d, "_set_thread_isolation_mode"),
-        (_c10d, "_unregister_all_process_groups"),
-        (torch._C, "_ImperativeEngine"),
-        (torch._C.Future, "wait"),
-        (c10d_logger, "_c10d_logger"),
-        (c10d, "_get_default_group"),
-        *((c10d, patch.name) for patch in groups.PATCHES),
-        (c10d_logger, "_get_msg_dict"),
-    ]
-    missing = [f"{where.__name__}.{name}" for where, name in needed if not hasattr(where, name)]
-    missing += [f"_World.{name}" for name in ("default_pg", "pg_map", "pg_names") if not hasattr(c10d._World, name)]
+    missing = [one.path for one in NEEDED_BY_SIM if not one.is_there()]
+    missing += [f"{one.owner.__name__}.{one.name}" for one in groups.PATCHES if not hasattr(one.owner, one.name)]
     if missing:
         raise Unsupported(
             f"the simulated world does not know torch {torch.__version__}: it lacks {', '.join(missing)}; "
@@ -83,11 +80,10 @@ def _self_test() -> None:
 
 
 _self_test()
-_set_thread_isolation_mode: Callable[[bool], None] = getattr(_c10d, "_set_thread_isolation_mode")  # noqa: B009 - no stub
 
 
 def _rank_local(name: str) -> property:
-    original = getattr(c10d._World, name)
+    original = getattr(WorldState, name)
 
     def get(self: Any) -> Any:
         rank = current_rank() or rank_behind()
@@ -103,16 +99,14 @@ def _rank_local(name: str) -> property:
     return property(get, set)
 
 
-_RankLocalWorld = type(
-    "_RankLocalWorld", (c10d._World,), {n: _rank_local(n) for n in _FIELDS if hasattr(c10d._World, n)}
-)
+_RankLocalWorld = type("_RankLocalWorld", (WorldState,), {n: _rank_local(n) for n in _FIELDS if hasattr(WorldState, n)})
 
 
 def _waits(wait_in_cpp: Any) -> Any:
     """Return a ``Future.wait`` that gives other ranks their turn, also for futures of C++ (``then``, DDP's join)."""
 
     @wraps(wait_in_cpp)
-    def wait(self: torch._C.Future[Any]) -> Any:
+    def wait(self: torch.Future[Any]) -> Any:
         rank = current_rank()
         if rank is not None and not self.done():
             rank.network.wait(self.done, "Future.wait of an asynchronous operation")
@@ -170,7 +164,10 @@ _SEEDS = "a simulated rank has random streams of its own"
 IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while a simulated world is open
     [
         Patch(
-            c10d._world, "__class__", lambda real: _RankLocalWorld, "each simulated rank has process groups of its own"
+            world_state(),
+            "__class__",
+            lambda real: _RankLocalWorld,
+            "each simulated rank has process groups of its own",
         ),
         *groups.PATCHES,
         *meshes.PATCHES,
@@ -182,13 +179,18 @@ IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while a si
         *signal_handlers.PATCHES,
         *compile_patches(lambda: IN_RANKS.put_late()),
         follow_threads(current_rank),
-        Patch(torch._C.Future, "wait", _waits, "a simulated rank that waits gives the other ranks their turn"),
-        Patch(torch.autograd.Variable, "_execution_engine", lambda real: Engine(), "backward passes of ranks meet"),
+        Patch(torch.Future, "wait", _waits, "a simulated rank that waits gives the other ranks their turn"),
+        Patch(ENGINE.owner, ENGINE.attribute, lambda real: Engine(), "backward passes of ranks meet"),
         Patch(torch.Tensor, "numpy", _reads, _READS),
         Patch(torch.Tensor, "tolist", _reads, _READS),
         Patch(torch, "manual_seed", _of_this_rank, _SEEDS),
         Patch(torch.random, "manual_seed", _of_this_rank, _SEEDS),
-        Patch(c10d_logger, "_get_msg_dict", _not_in_ranks, "a log entry would ask for a group that the rank is not in"),
+        Patch(
+            LOG_ENTRY.owner,
+            LOG_ENTRY.attribute,
+            _not_in_ranks,
+            "a log entry would ask for a group that the rank is not in",
+        ),
     ],
     keep=True,
 )
@@ -197,15 +199,14 @@ IN_RANKS: Patches = Patches(  # all that is exchanged in the process, while a si
 @contextmanager
 def rank_local_torch_distributed() -> Iterator[None]:
     """Give each rank thread process groups of its own while the block runs."""
-    logger = c10d_logger._c10d_logger  # it logs each exception that passes through it, once for each rank
     with IN_RANKS:
-        logger.addFilter(_is_not_of_a_rank)
-        _set_thread_isolation_mode(True)
+        log.addFilter(_is_not_of_a_rank)  # it logs each exception that passes through it, once for each rank
+        set_thread_isolation(True)
         try:
             yield
         finally:
-            _set_thread_isolation_mode(False)
-            logger.removeFilter(_is_not_of_a_rank)
+            set_thread_isolation(False)
+            log.removeFilter(_is_not_of_a_rank)
 
 
 def has_group() -> bool:
@@ -229,7 +230,7 @@ def leave_alone(network: Any) -> RankThread:
     own = {"store": network.store, "adopted": True, "joining": False}
     rank.c10d = {name: make() for name, make in _FIELDS.items()} | own
     rank.network = network
-    _c10d._unregister_all_process_groups()
+    unregister_all_groups()
     return rank
 
 
@@ -261,8 +262,8 @@ def is_pristine() -> bool:
     modes = (
         not torch.is_grad_enabled()  # covers inference mode as well
         or torch.is_autocast_enabled("cpu")
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        or number_of_dispatch_modes()
+        or number_of_function_modes()
     )
     return not modes and rank.c10d | {"adopted": False} == rank.joined
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from pdlcheck.compat.torch.c10d import get_default_group
 from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.simulated.network.gloo_errors import (
     TIMEOUT_MS,
@@ -37,10 +38,10 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         RuntimeError: a rank is lost or late. On rank 0 the error names the rank; on other ranks it refers to rank 0.
             If a rank finds its connection closed when it comes, the error has no more detail, as on gloo.
     """
-    if c10d._rank_not_in_group(group):
+    if group == c10d.GroupMember.NON_GROUP_MEMBER:
         dist.barrier(group)  # reports that the rank is not a member
         return
-    group = group or c10d._get_default_group()
+    group = group or get_default_group()
     limit = None if timeout is None or dist.get_rank(group) else timedelta(milliseconds=_milliseconds(timeout))
     if limit == timedelta(0) and dist.get_world_size(group) > 1:
         raise barrier_timeout(wait_all_ranks)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, TCPStore
+from torch.distributed import FileStore, TCPStore
 
 from pdlcheck.worlds.simulated.c10d.store import NO_LIMIT, SimulatedStore, as_bytes
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess

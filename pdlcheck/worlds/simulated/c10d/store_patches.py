@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore
 
 from pdlcheck.compat.patches import Patch
 from pdlcheck.worlds.simulated.c10d.simulated_stores import file_store, is_served, tcp_store

@@ -18,8 +18,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from pdlcheck.compat.torch.pytree import tree_map
 from pdlcheck.worlds.simulated.module_globals.mutable_state import (
     Holder,
     find_holders,

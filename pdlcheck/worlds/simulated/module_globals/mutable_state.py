@@ -20,14 +20,16 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+
+from pdlcheck.compat.torch.modes import disable_current_modes
 
 __all__ = [
+    "CachedFunction",
     "Contents",
     "Holder",
     "find_holders",
@@ -51,6 +53,7 @@ _CONTAINERS = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict")
 _TENSORS = (torch.Tensor, nn.Parameter)
 _IMMUTABLE = (bool, bytes, complex, float, int, str, tuple, frozenset)
 
+CachedFunction: Final[Any] = type(functools.cache(id))  # the class of functions with a cache
 Contents = list[dict[str, Any]]  # the contents of a list of holders
 
 
@@ -208,7 +211,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}({name}=...)", default
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False):
             yield f"{path.split('.<locals>')[0]}'s {name}", cell
-    elif _is(value, functools._lru_cache_wrapper):
+    elif _is(value, CachedFunction):
         yield path, value.__wrapped__
     elif _is(value, staticmethod | classmethod):
         yield path, value.__func__
@@ -285,7 +288,7 @@ def own_leaves(contents: Contents) -> Contents:
     def items(value: Any) -> Any:  # of a container; those of a dict are pairs
         return tuple((one[0], copied(one[1])) if type(one) is tuple and len(one) == 2 else copied(one) for one in value)
 
-    with _disable_current_modes():
+    with disable_current_modes():
         return [{name: items(value) if name == "" else copied(value) for name, value in of.items()} for of in contents]
 
 
@@ -306,7 +309,7 @@ def copy_leaf(value: Any) -> Any:
         return _copy_tensor(value) if value.numel() * value.element_size() <= LARGE else value
     if type(value) is np.ndarray:
         return value.copy() if value.nbytes <= LARGE else value
-    if _is(value, functools._lru_cache_wrapper):
+    if _is(value, CachedFunction):
         again: Any = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
         vars(again).update(vars(value))
         return again
@@ -339,7 +342,7 @@ def leaf_value(value: Any) -> Any:
         return value.shape, value.dtype, value.layout, _bits(value.detach().cpu()), grad
     if type(value) is np.ndarray:
         return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= LARGE else None
-    if _is(value, functools._lru_cache_wrapper):
+    if _is(value, CachedFunction):
         return value.cache_info().currsize
     if _is(value, itertools.count):
         return repr(value)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from torch.utils._python_dispatch import _disable_current_modes
-
+from pdlcheck.compat.torch.modes import disable_current_modes
 from pdlcheck.worlds.simulated.module_globals.mutable_state import (
     Contents,
     find_holders,
@@ -166,7 +165,7 @@ class OwnGlobals:
 
     def changes(self) -> list[Change]:
         """Return what was changed, after the run has ended. Leaves are compared with their values at the beginning."""
-        with _disable_current_modes():
+        with disable_current_modes():
             start = self._state.fresh()
             for rank, contents in self._contents.items():
                 for holder, before, after in zip(self._state.holders, start, contents, strict=True):

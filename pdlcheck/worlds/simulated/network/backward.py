@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pdlcheck.compat.torch.autograd import ImperativeEngine
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.observe import user_line
 from pdlcheck.worlds.simulated.process_state.device_streams import in_use
@@ -31,7 +32,7 @@ _passes = 0  # the number of passes under way on all ranks
 _collects = False  # whether the garbage collector was enabled before the first of them
 
 
-class Engine(torch._C._ImperativeEngine):
+class Engine(ImperativeEngine):  # type: ignore[misc]  # torch's class, by its private name
     """Autograd's engine, as torch's Python code calls it."""
 
     def run_backward(self, tensors: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:

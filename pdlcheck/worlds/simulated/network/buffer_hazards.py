@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _python_dispatch as dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from pdlcheck.compat.torch.autograd import in_backward
+from pdlcheck.compat.torch.dispatch import COMMUNICATION, FakeTensor, schema_of
+from pdlcheck.compat.torch.modes import TorchDispatchMode, enter_below, leave_below
+from pdlcheck.compat.torch.tensors import storage_key
 from pdlcheck.errors import BufferHazard
 from pdlcheck.worlds.observe import Signature, user_line
 from pdlcheck.worlds.simulated.network.leaks import in_order_on_nccl
@@ -70,7 +71,7 @@ class HazardDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._storages.setdefault(id(owner), []).append(storage)
         if self._by_storage:
             self._enter()
-            if torch._C._current_graph_task_id() != -1:
+            if in_backward():
                 self._posts_in_hooks = True
 
     def resume(self) -> None:
@@ -140,7 +141,7 @@ class HazardDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held = self._by_storage
         for value, (_, access) in zip(args, known, strict=False):
             if type(value) in _PLAIN:
-                if value.layout is torch.strided and value.untyped_storage()._cdata not in held:
+                if value.layout is torch.strided and storage_key(value.untyped_storage()) not in held:
                     continue
             elif type(value) in _SCALARS:
                 continue
@@ -153,24 +154,12 @@ class HazardDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.check(tensor, by_name.get(name, "read"), func)
 
     def _enter(self) -> None:
-        if self._handling or self in (stack := dispatch._get_current_dispatch_mode_stack()):
-            return  # while the mode handles a call, it is not in the stack
-        above = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
-        for _ in above:
-            dispatch._pop_mode()
-        for mode in [self, *above]:
-            dispatch._push_mode(mode)
+        if not self._handling:  # while the mode handles a call, it is not in the stack
+            enter_below(self)
 
     def _leave(self) -> None:
-        stack = dispatch._get_current_dispatch_mode_stack()
-        if self._handling or self not in stack:
-            return  # in the middle of a backward pass, torch has its own stack in place
-        ours = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
-        for _ in ours:
-            dispatch._pop_mode()
-        for mode in ours:
-            if mode is not self:
-                dispatch._push_mode(mode)
+        if not self._handling:
+            leave_below(self)  # in the middle of a backward pass, it is not on: torch has its own stack in place
 
 
 def _hazard(claim: _Claim, posted: str, later: str, access: str, by: str) -> BufferHazard:
@@ -202,18 +191,17 @@ _WHY = {
 _PLAIN = {Tensor, torch.nn.Parameter}
 _SCALARS = {bool, float, int, type(None)}
 _LOOK_AWAY = ("resize_", "set_", "record_stream")
-_COMMUNICATION = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # checked at the post
 
 
 @lru_cache(maxsize=4096)
 def _reads_and_writes(func: Any) -> tuple[tuple[str, str], ...] | None:
     """Return (argument, access) for each argument; None for views, and for functions that read only shapes."""
-    if not isinstance(func, torch._ops.OpOverload):
+    schema = schema_of(func)
+    if schema is None:
         return None
-    schema = func._schema
     namespace, name = schema.name.split("::")
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    if is_view or namespace in _COMMUNICATION or name in _LOOK_AWAY:
+    if is_view or namespace in COMMUNICATION or name in _LOOK_AWAY:  # communication is checked at the post
         return None
     if name.endswith("_like") or name.startswith(("new_", "sym_", "is_")):
         return None

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.tensors import sparse_parts, storage_key
+
 __all__ = ["memories", "overlap", "storage_of"]
 
 
@@ -17,12 +19,12 @@ def memories(tensor: Tensor) -> Sequence[Tensor]:
     """
     if tensor.layout == torch.strided:
         return (tensor,)
-    return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else ()
+    return sparse_parts(tensor) if tensor.layout == torch.sparse_coo else ()
 
 
 def storage_of(memory: Tensor) -> int:
     """Return a number that is equal for two tensors of one storage."""
-    return int(memory.untyped_storage()._cdata)
+    return int(storage_key(memory.untyped_storage()))
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.tensors import sparse_values
+
 __all__ = ["poison"]
 
 
@@ -17,7 +19,7 @@ def poison(tensor: Tensor) -> None:
     value = _VALUES.get(dtype)
     if value is None:
         value = _VALUES[dtype] = _value(dtype)
-    (tensor if tensor.layout == torch.strided else tensor._values()).data.fill_(value)
+    (tensor if tensor.layout == torch.strided else sparse_values(tensor)).data.fill_(value)
 
 
 def _value(dtype: torch.dtype) -> float | int | bool:

@@ -12,6 +12,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.errors import SharedTensorWarning
 from pdlcheck.worlds.observe import Operation, Signature, user_line
 from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
@@ -97,7 +98,7 @@ def version_of(operation: Operation) -> int:
     if not parts or not parts[0].inputs:
         return 0
     tensor = parts[0].inputs[0]
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else in_place_version(tensor)
 
 
 def _storage(tensor: Tensor) -> int:

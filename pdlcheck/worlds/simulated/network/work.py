@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pdlcheck.compat.torch.modes import DisableTorchDispatch
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Part, WatchedWork, is_limit, refuse_future, user_call, user_line
 from pdlcheck.worlds.simulated.network.collectives import (
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedWork", "Transfer"]
 
-_networks_own = torch._C._DisableTorchDispatch  # hides the network's work on tensors from the modes of ranks
+_networks_own = DisableTorchDispatch  # hides the network's work on tensors from the modes of ranks
 
 
 @uncompiled

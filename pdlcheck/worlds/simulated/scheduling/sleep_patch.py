@@ -14,12 +14,12 @@ from functools import wraps
 from traceback import walk_stack
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.python import IMPORT_FRAME
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["PATCHES"]
 
 _real = time.sleep
-_IMPORTS = "<frozen importlib._bootstrap>", "_find_and_load"
 _thread = threading.local()
 
 
@@ -42,7 +42,7 @@ def _must_keep_turn() -> bool:
     """
     if getattr(_thread, "is_forked", False):
         return True
-    return any((frame.f_code.co_filename, frame.f_code.co_name) == _IMPORTS for frame, _ in walk_stack(None))
+    return any((frame.f_code.co_filename, frame.f_code.co_name) == IMPORT_FRAME for frame, _ in walk_stack(None))
 
 
 PATCHES = (
