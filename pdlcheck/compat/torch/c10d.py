@@ -19,6 +19,7 @@ __all__ = [
     "NEEDED_BY_SIM",
     "NEW_GROUP",
     "NOT_IN_GROUP",
+    "HashStore",
     "WorldState",
     "device_types",
     "exclude_from_flight_recorder",
@@ -95,6 +96,11 @@ _LOG: Final = name(
     lost=_SIM,
 )
 
+HashStore: Any = take(
+    "torch._C._distributed_c10d.HashStore",  # torch.distributed has it too, except on Windows
+    "a store that meets no other process, in the check of init_process_group",
+    lost="every world",
+)
 WorldState: Any = _STATE_CLASS.value
 get_default_group: Any = _DEFAULT_GROUP.value
 log: Any = _LOG.value
