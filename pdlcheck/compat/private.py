@@ -9,24 +9,43 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import pkgutil
 import platform
 import sys
-from collections.abc import Callable, Iterator
-from types import FunctionType
+import warnings
+from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
-__all__ = ["LIBRARIES", "MissingName", "PrivateName", "missing", "name", "names", "take", "uses"]
+__all__ = [
+    "LIBRARIES",
+    "MissingName",
+    "MissingNameWarning",
+    "PrivateName",
+    "installed_libraries",
+    "missing",
+    "name",
+    "names",
+    "take",
+    "uses",
+    "warn_of_missing",
+]
 
-LIBRARIES: Final = ("python", "torch", "pytest", "hypothesis", "pytest_benchmark")  # the modules of this package
+# the modules of this package
+LIBRARIES: Final = ("python", "torch", "pytest", "hypothesis", "pytest_benchmark", "pytest_cov")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ABSENT: Final = object()
+_OR: Final = " or "
 _registered: dict[str, PrivateName] = {}
+_warned_of: set[str] = set()
 
 
 class MissingName(RuntimeError):
     """A library lacks a private name that pdlcheck needs."""
+
+
+class MissingNameWarning(UserWarning):
+    """The installed version of a library lacks private names that pdlcheck uses."""
 
 
 class PrivateName(NamedTuple):
@@ -34,6 +53,9 @@ class PrivateName(NamedTuple):
 
     Args:
         path: the dotted path: ``torch._C._len_torch_dispatch_stack``, ``_pytest.fixtures.FixtureDef._finalizers``.
+            An attribute that a function sets on an object of another module follows that function:
+            ``_pytest.tmpdir.pytest_configure._tmp_path_factory``. If versions of the library use several names, they
+            are separated by `` or ``; one of them must be there.
         purpose: what pdlcheck uses it for.
         lost: what does not work without it.
     """
@@ -66,10 +88,11 @@ class PrivateName(NamedTuple):
 
     def is_there(self) -> bool:
         """Return whether the installed library has the name; on instances, whether their class sets it."""
-        owner = self.owner
-        if owner is _ABSENT:
-            return False
-        return hasattr(owner, self.attribute) or (isinstance(owner, type) and _sets(owner, self.attribute))
+        for path in self.path.split(_OR):
+            owner, _, attribute = path.rpartition(".")
+            if _has(owner, attribute):
+                return True
+        return False
 
 
 def name(path: str, purpose: str, *, lost: str) -> PrivateName:
@@ -97,16 +120,27 @@ def take(path: str, purpose: str, *, lost: str) -> Any:
     return _Missing(row) if value is _ABSENT else value
 
 
-def uses(*paths: str, lost: str) -> Callable[[_Function], _Function]:
-    """Register the private names that a function reads; the first line of its docstring is their purpose."""
+def uses(*paths: str, lost: str, when: bool = True) -> Callable[[_Function], _Function]:
+    """Register the private names that a function reads; the first line of its docstring is their purpose.
+
+    Args:
+        paths: as in :class:`PrivateName`.
+        lost: what does not work without them.
+        when: whether the installed version should have them.
+    """
 
     def register(function: _Function) -> _Function:
         purpose = (function.__doc__ or "").partition("\n")[0]
-        for path in paths:
+        for path in paths if when else ():
             name(path, purpose, lost=lost)
         return function
 
     return register
+
+
+def installed_libraries() -> list[str]:
+    """Return those of ``LIBRARIES`` that are installed."""
+    return [library for library in LIBRARIES if _is_installed(library)]
 
 
 def names(library: str) -> list[PrivateName]:
@@ -115,19 +149,52 @@ def names(library: str) -> list[PrivateName]:
     Args:
         library: one of ``LIBRARIES``.
     """
+    import pkgutil  # takes half a millisecond, and a session without ranks never calls this
+
     home = importlib.import_module(f"pdlcheck.compat.{library}")
     for found in pkgutil.iter_modules(getattr(home, "__path__", ()), f"{home.__name__}."):
         importlib.import_module(found.name)
-    return [row for row in _registered.values() if row.library == library]
+    return _registered_of(library)
 
 
 def missing(library: str) -> list[PrivateName]:
-    """Return the private names that the installed library lacks.
+    """Return the private names that the installed library lacks; none if the library is not installed.
 
     Args:
         library: one of ``LIBRARIES``.
     """
-    return [row for row in names(library) if not row.is_there()]
+    return _missing_of(names(library)) if _is_installed(library) else []
+
+
+def warn_of_missing(
+    library: str, warn: Callable[[Warning], object] = warnings.warn, *, only_registered: bool = False
+) -> None:
+    """Warn, once in a process for each name, of the private names that the installed library lacks.
+
+    Args:
+        library: one of ``LIBRARIES``.
+        warn: issues the warning, for instance where filters do not make it an error.
+        only_registered: check only the names in modules that are imported already. That takes microseconds.
+    """
+    found = _missing_of(_registered_of(library)) if only_registered else missing(library)
+    new = [row for row in found if row.path not in _warned_of]
+    if new:
+        _warned_of.update(row.path for row in new)
+        lines = [f"\n  {row.path}: {row.purpose.rstrip('.')}. Without it: {row.lost}." for row in new]
+        warn(
+            MissingNameWarning(
+                f"{_with_version(library)} lacks private names that pdlcheck uses:{''.join(lines)}\n"
+                f"Install another version of {library} or of pdlcheck; pdlcheck doctor lists all names that are missing"
+            )
+        )
+
+
+def _registered_of(library: str) -> list[PrivateName]:
+    return [row for row in _registered.values() if row.library == library]
+
+
+def _missing_of(rows: list[PrivateName]) -> list[PrivateName]:
+    return [row for row in rows if not row.is_there()]
 
 
 class _Missing:
@@ -161,36 +228,63 @@ def _with_version(library: str) -> str:
     return f"{library} {version}"
 
 
+def _is_installed(library: str) -> bool:
+    return library == "python" or _module(library) is not _ABSENT
+
+
+def _has(path: str, attribute: str) -> bool:
+    """Return whether what stands at a path has the attribute, or sets it."""
+    owner = _resolve(path)
+    if owner is _ABSENT:
+        return False
+    if hasattr(owner, attribute):
+        return True
+    if isinstance(owner, type):
+        return any(
+            attribute in getattr(base, "__annotations__", ()) or _names(base, attribute) for base in owner.__mro__
+        )
+    return isinstance(owner, FunctionType) and _mentions(owner, attribute)
+
+
 def _resolve(path: str) -> Any:
     """Return the value of a dotted path, or ``_ABSENT``."""
-    module, *rest = _split(path)
-    if module is _ABSENT:
-        return _ABSENT
-    value = module
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, _ABSENT)
+    if found is not _ABSENT:  # most often
+        return found
+    first, *rest = path.split(".")
+    value = _module(first)
     for part in rest:
-        value = getattr(value, part, _ABSENT)
-        if value is _ABSENT:
+        found = getattr(value, part, _ABSENT)
+        if found is _ABSENT and isinstance(value, ModuleType):
+            found = _module(f"{value.__name__}.{part}")
+        if found is _ABSENT:
             return _ABSENT
+        value = found
     return value
 
 
-def _split(path: str) -> tuple[Any, ...]:
-    """Return the longest part of a path that is a module, as the module, and the names after it."""
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            return importlib.import_module(".".join(parts[:length])), *parts[length:]
-        except ModuleNotFoundError:
-            continue
-    return (_ABSENT,)
+def _module(path: str) -> Any:
+    try:
+        return sys.modules.get(path) or importlib.import_module(path)
+    except ModuleNotFoundError:
+        return _ABSENT
 
 
-def _sets(kind: type, attribute: str) -> bool:
-    """Return whether a method of a class, or of a base, names the attribute, so that instances have it."""
-    return any(attribute in getattr(base, "__annotations__", ()) or attribute in _named(base) for base in kind.__mro__)
+def _names(kind: type, attribute: str) -> bool:
+    """Return whether a method or property of a class names the attribute, so that instances have it."""
+    own = vars(kind)
+    init = own.get("__init__")  # most often it is this one
+    if isinstance(init, FunctionType) and _mentions(init, attribute):
+        return True
+    return any(_mentions(function, attribute) for value in own.values() for function in _functions_of(value))
 
 
-def _named(kind: type) -> Iterator[str]:
-    for value in vars(kind).values():
-        if isinstance(value, FunctionType):
-            yield from value.__code__.co_names
+def _functions_of(value: object) -> tuple[FunctionType, ...]:
+    """Return the functions behind a value in a class: a method, or a property."""
+    found = (value.fget, value.fset) if isinstance(value, property) else (value,)
+    return tuple(one for one in found if isinstance(one, FunctionType))
+
+
+def _mentions(function: FunctionType, attribute: str) -> bool:
+    return attribute in function.__code__.co_names or attribute in function.__code__.co_consts

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pdlcheck.compat import private
-from pdlcheck.compat.private import LIBRARIES, MissingName, PrivateName, missing, name, names, take, uses
+from pdlcheck.compat.private import (
+    LIBRARIES,
+    MissingName,
+    MissingNameWarning,
+    PrivateName,
+    installed_libraries,
+    missing,
+    name,
+    names,
+    take,
+    uses,
+    warn_of_missing,
+)
 
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
     monkeypatch.setattr(private, "_registered", dict(private._registered))
+    monkeypatch.setattr(private, "_warned_of", set())
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -27,6 +42,8 @@ def test_the_installed_libraries_have_every_name(library):
         "torch.nn.Module._no_such_attribute",
         "_pytest.fixtures.FixtureDef._no_such_attribute",
         "no_such_package._name",
+        "_pytest.tmpdir.pytest_configure._no_such_attribute",
+        "_pytest.fixtures.FixtureDef._old or _pytest.fixtures.FixtureDef._older",
     ],
 )
 def test_a_name_that_is_not_there_is_missing(path):
@@ -41,6 +58,11 @@ def test_a_name_that_is_not_there_is_missing(path):
         "torch.nn.Module._buffers",  # an attribute that __init__ sets
         "torch.distributed.rendezvous._create_c10d_store",  # a function of the package has the module's name
         "_pytest.fixtures.FixtureDef._finalizers",
+        "_pytest.main.Session._setupstate",  # an annotation
+        "_pytest.python.PyobjMixin._obj",  # an attribute that a property sets
+        "_pytest.tmpdir.pytest_configure._tmp_path_factory",  # an attribute that a function sets, by a string
+        "hypothesis.settings.__call__._hypothesis_internal_use_settings",  # an attribute that a method sets
+        "_pytest.fixtures.FixtureDef._no_such_attribute or _pytest.fixtures.FixtureDef._finalizers",
     ],
 )
 def test_a_name_that_is_there_is_found(path):
@@ -96,14 +118,51 @@ def test_a_function_registers_what_it_reads_with_its_docstring():
         """
         return module._buffers
 
-    assert PrivateName("torch.nn.Module._buffers", "Return the buffers by name.", "buffers are not compared") in names(
-        "torch"
-    )
+    row = PrivateName("torch.nn.Module._buffers", "Return the buffers by name.", "buffers are not compared")
+    assert row in names("torch")
+
+
+def test_a_function_for_other_versions_registers_nothing():
+    @uses("torch.nn.Module._of_later_versions", lost="nothing", when=False)
+    def later(module):
+        """Return something."""
+
+    assert "torch.nn.Module._of_later_versions" not in [row.path for row in names("torch")]
+
+
+def test_a_library_that_is_not_installed_lacks_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytest_benchmark", None)  # an import fails
+    assert "pytest_benchmark" not in installed_libraries()
+    assert names("pytest_benchmark")
+    assert missing("pytest_benchmark") == []
+
+
+def test_a_warning_names_what_is_missing_once():
+    name("torch._C._no_such_function", "Count the modes.", lost="the modes of a test")
+    name("torch._C._no_such_other", "a test", lost="nothing")
+    with pytest.warns(MissingNameWarning) as warned:
+        warn_of_missing("torch")
+    (text,) = [str(one.message) for one in warned]
+    first, *lines, last = text.splitlines()
+    assert first.startswith("torch 2.")
+    assert first.endswith(" lacks private names that pdlcheck uses:")
+    assert lines == [
+        "  torch._C._no_such_function: Count the modes. Without it: the modes of a test.",
+        "  torch._C._no_such_other: a test. Without it: nothing.",
+    ]
+    assert last.startswith("Install another version of torch or of pdlcheck; pdlcheck doctor lists all names")
+    warn_of_missing("torch")  # warnings are errors here
+
+
+def test_a_warning_may_be_issued_by_another_function():
+    name("torch._C._no_such_function", "a test", lost="nothing")
+    warned = []
+    warn_of_missing("torch", warned.append, only_registered=True)
+    assert [type(one) for one in warned] == [MissingNameWarning]
 
 
 def test_a_name_is_registered_once():
     name("torch._C._once", "a test", lost="nothing")
-    with pytest.raises(
-        ValueError, match=r"the private name torch\._C\._once is registered twice; import it from where"
-    ):
+    message = r"the private name torch\._C\._once is registered twice; import it from where"
+    with pytest.raises(ValueError, match=message):
         name("torch._C._once", "another test", lost="nothing")
