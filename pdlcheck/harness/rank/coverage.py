@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pdlcheck.compat.pytest_cov import controller_of
 from pdlcheck.harness.running.folders import basetemp_of, seen_from_here
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
 
 __all__ = ["CoverageSettings", "fetch", "hand_over", "save", "settings_of", "start", "switch"]
+
+_IGNORED = "run:disable_warnings"  # an option of coverage
+# A rank need not import all sources, so these warnings do not apply.
+_NOT_IN_RANKS = ("no-data-collected", "module-not-imported", "module-not-python", "module-not-measured")
 
 _measuring: Any = None
 _by_test = False
@@ -40,7 +45,7 @@ class CoverageSettings:
 
 def settings_of(config: pytest.Config) -> CoverageSettings | None:
     """Return the settings for ranks; None if pytest-cov does not measure."""
-    controller = _controller(config)
+    controller = controller_of(config)
     if controller is None:
         return None
     return CoverageSettings(
@@ -67,9 +72,7 @@ def start(settings: CoverageSettings) -> None:
         source=settings.source,
         branch=settings.branch,
     )
-    # A rank need not import all sources, so these warnings do not apply.
-    # pytest-cov silences its workers in the same way.
-    _measuring._warn_no_data = _measuring._warn_unimported_source = _measuring._warn_preimported_source = False
+    _measuring.set_option(_IGNORED, [*_measuring.get_option(_IGNORED), *_NOT_IN_RANKS])
     _by_test = settings.by_test
     _measuring.start()
     atexit.register(save)
@@ -90,7 +93,7 @@ def switch(context: str) -> None:
 
 def fetch(config: pytest.Config, world: World, world_size: int) -> None:
     """Copy the data files of ranks on other nodes to this node; the ranks have ended."""
-    if _controller(config) is None:
+    if controller_of(config) is None:
         return
     folder, seen = _folder(config), seen_from_here(config)
     folder.mkdir(exist_ok=True)
@@ -114,17 +117,12 @@ def _give(folder: str, seen: str) -> dict[str, bytes]:
 
 def hand_over(config: pytest.Config) -> None:
     """Move the ranks' data files beside the controller's file; the ranks have ended."""
-    controller = _controller(config)
+    controller = controller_of(config)
     if controller is None:
         return
     target = Path(controller.topdir, controller.cov.config.data_file)
     for path in sorted(_folder(config).glob(".coverage.*")):
         shutil.move(path, target.with_name(target.name + path.name.removeprefix(".coverage")))
-
-
-def _controller(config: pytest.Config) -> Any:
-    plugin = config.pluginmanager.getplugin("_cov")
-    return None if plugin is None or getattr(plugin, "_disabled", False) else plugin.cov_controller
 
 
 def _folder(config: pytest.Config) -> Path:
