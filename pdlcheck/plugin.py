@@ -27,6 +27,7 @@ from unittest import TestCase
 
 import pytest
 
+from pdlcheck.compat.pytest.collection import parameter_sets
 from pdlcheck.harness import item_hooks
 from pdlcheck.harness.collection import (
     cases,
@@ -171,7 +172,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True, specname="pytest_generate_tests")
 def pytest_generate_tests_by_parameters(metafunc: pytest.Metafunc) -> None:
     """Repeat a test whose parameters carry the marker ``world_size``."""
-    if any(call.marks for call in metafunc._calls):
+    if any(call.marks for call in parameter_sets(metafunc)):
         from pdlcheck.harness.collection import parametrize_ranks
 
         parametrize_ranks.repeat_by_parameters(metafunc)

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from pdlcheck.compat.pytest_benchmark import session_of
 from pdlcheck.harness.running.open_worlds import close_worlds
 from pdlcheck.report.measured import seconds_text
 
@@ -110,7 +111,7 @@ class Follower:
 
     def _tell(self, nodeid: str) -> None:
         """Print the measured seconds of the benchmark that ends, from the session of pytest-benchmark."""
-        session: Any = getattr(self._config, "_benchmarksession", None)
+        session = session_of(self._config)
         rows = [] if session is None else session.benchmarks
         new, self._seen = rows[self._seen :], len(rows)
         last = ", ".join(seconds_text(row.stats.median) for row in new if row and not row.has_error)

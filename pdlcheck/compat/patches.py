@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
 
+from pdlcheck.compat.python import is_initializing
+
 __all__ = ["ABSENT", "Patch", "Patches"]
 
 ABSENT: Final[Any] = object()  # the value of an attribute that is not there
@@ -226,4 +228,4 @@ def _home(attribute: _Attribute) -> Any:
 
 
 def _is_growing(module: ModuleType) -> bool:
-    return module.__name__ == "__main__" or getattr(module.__spec__, "_initializing", False)
+    return module.__name__ == "__main__" or is_initializing(module)

@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Mapping
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from pdlcheck.compat.private import name, take, uses
@@ -14,10 +14,17 @@ from pdlcheck.compat.private import name, take, uses
 __all__ = [
     "IMPORT_FRAME",
     "encoded_environment",
+    "exchange_active_mocks",
+    "is_initializing",
     "living_finalizers",
+    "mock_patches",
+    "name_test_method",
     "number_of_exit_functions",
+    "option_actions",
+    "patch_dict",
     "records_warnings",
     "run_exit_functions",
+    "unpatch_dict",
 ]
 
 # -- the end of the process ------------------------------------------------------------------------
@@ -29,8 +36,8 @@ number_of_exit_functions: Any = take(
 )
 run_exit_functions: Any = take(
     "atexit._run_exitfuncs",
-    "the end of an idle rank, which runs the functions that user code registered",
-    lost="functions that user code registers with atexit in ranks",
+    "the end of an idle rank, or of a launched process, which runs the functions that user code registered",
+    lost="functions that user code registers with atexit",
 )
 
 
@@ -49,6 +56,12 @@ _find_and_load: Final = name(
     lost="simulated ranks that sleep during an import block the others",
 )
 IMPORT_FRAME: Final = ("<frozen importlib._bootstrap>", _find_and_load.attribute)  # file and function
+
+
+@uses("importlib._bootstrap._load_unlocked._initializing", lost="stand-ins in a module that is half imported")
+def is_initializing(module: ModuleType) -> bool:
+    """Return whether a module is still being imported."""
+    return getattr(module.__spec__, "_initializing", False)
 
 
 # -- environment -----------------------------------------------------------------------------------
@@ -75,3 +88,47 @@ def records_warnings() -> bool:
     if not isinstance(_warnings["_showwarnmsg_impl"], FunctionType):  # a recorder puts a list's method there
         return True
     return warnings.showwarning is not _warnings.get("_showwarning_orig")
+
+
+# -- arguments, mocks and test cases --------------------------------------------------------------
+
+
+@uses("argparse.ArgumentParser._actions", lost="a warning about options that rank processes do not get")
+def option_actions(parser: Any) -> list[Any]:
+    """Return the options of a parser, as actions of argparse."""
+    return parser._actions  # type: ignore[no-any-return]
+
+
+@uses("unittest.mock._patch", "unittest.mock._patch_dict", lost="unittest.mock.patch on simulated ranks")
+def mock_patches() -> tuple[Any, Any]:
+    """Return the classes of ``unittest.mock.patch`` and ``patch.dict``."""
+    from unittest import mock  # takes milliseconds
+
+    return vars(mock)["_patch"], vars(mock)["_patch_dict"]  # the type stubs declare only one of them
+
+
+@uses("unittest.mock._patch._active_patches", lost="mock.patch.stopall on simulated ranks")
+def exchange_active_mocks(patch: Any, active: list[Any]) -> list[Any]:
+    """Replace the list of the patches that ``start`` has entered; return the list in force until now."""
+    patch._active_patches, before = active, patch._active_patches
+    return before  # type: ignore[no-any-return]
+
+
+@uses("unittest.mock._patch_dict._patch_dict", lost="mock.patch.dict on simulated ranks")
+def patch_dict(patch: Any) -> None:
+    """Apply a ``patch.dict``."""
+    patch._patch_dict()
+
+
+@uses("unittest.mock._patch_dict._unpatch_dict", lost="mock.patch.dict on simulated ranks")
+def unpatch_dict(patch: Any) -> None:
+    """Take a ``patch.dict`` back."""
+    patch._unpatch_dict()
+
+
+@uses(
+    "unittest.case.TestCase._testMethodName", "unittest.case.TestCase._testMethodDoc", lost="unittest methods on ranks"
+)
+def name_test_method(case: Any, method: Any) -> None:
+    """Let a ``TestCase`` name this method in ``id`` and ``shortDescription``."""
+    case._testMethodName, case._testMethodDoc = method.__name__, method.__doc__

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest.config import conftest_files
+
 __all__ = ["of_conftest_files"]
 
 
 def of_conftest_files(config: pytest.Config, hook: str) -> Any:
     """Return a caller of ``hook`` in conftest files only; another process writes the reports, caches and tables."""
-    plugins: Any = config.pluginmanager
-    others = [plugin for plugin in plugins.get_plugins() if plugin not in plugins._conftest_plugins]
-    return plugins.subset_hook_caller(hook, others)
+    plugins, files = config.pluginmanager, conftest_files(config)
+    return plugins.subset_hook_caller(hook, [plugin for plugin in plugins.get_plugins() if plugin not in files])

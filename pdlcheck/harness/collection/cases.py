@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import definitions_of
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import is_ours
 from pdlcheck.worlds.launched.traces import has_traces
@@ -83,9 +84,8 @@ def world_of(item: pytest.Item) -> str | None:
     case, callspec = case_of(item), getattr(item, "callspec", None)
     if case is not None:
         return case.world
-    info: Any = getattr(item, "_fixtureinfo", None)
     name: str | None = None if callspec is None else callspec.params.get("world")
-    return name if name is not None and is_our_world(info.name2fixturedefs) else None
+    return name if name is not None and is_our_world(definitions_of(item)) else None
 
 
 def is_our_world(definitions: Mapping[str, Sequence[Any]]) -> bool:

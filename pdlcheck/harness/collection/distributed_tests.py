@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest import fixtures
 from pdlcheck.harness.collection.cases import runs_in_a_rank
 
 __all__ = ["collect", "is_distributed_test"]
 
-_OURS = "_runs_on_pdlcheck"
+_OURS = "_pdlcheck_runs_on_worlds"
 _TEST, _FIXTURE = "DistributedTest", "DistributedFixture"
 
 
@@ -33,9 +34,9 @@ def collect(collector: pytest.Collector, name: str, obj: type) -> None:
         return
     if tests := [*_bases(obj, _TEST)]:
         _mark(obj)
-    if fixtures := [*_bases(obj, _FIXTURE)]:
+    if makers := [*_bases(obj, _FIXTURE)]:
         _register(collector, name, obj)
-    for base in (*tests, *fixtures):
+    for base in (*tests, *makers):
         _exchange(base)
 
 
@@ -83,5 +84,4 @@ def _register(collector: Any, name: str, cls: Any) -> None:
         made(request)
         return made
 
-    manager = collector.session._fixturemanager
-    manager._register_fixture(name=name, func=distributed_fixture, nodeid=collector.nodeid, scope="function")
+    fixtures.register(collector, name, distributed_fixture)

@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from _pytest.doctest import DoctestModule
 
+from pdlcheck.compat.pytest.collection import DoctestModule
 from pdlcheck.harness.collection import cases
 
 __all__ = ["asks_for_ranks", "differs_between_ranks", "streams_of", "warn_of_shared_values"]

@@ -6,12 +6,12 @@ This module is imported only for tests that `cases.may_name_ranks` accepts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
+from pdlcheck.compat.pytest.collection import ParameterSet, id_parts, parameter_sets, with_id_parts
+from pdlcheck.compat.pytest.fixtures import repeated_definitions
 from pdlcheck.harness.collection.cases import CASE, Case, is_our_world, world_names
 from pdlcheck.harness.collection.distributed_tests import is_distributed_test
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
@@ -45,7 +45,7 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
     """
     if not claims_world_size(metafunc.definition):
         return
-    own = [_mark_of(call.marks) for call in metafunc._calls]
+    own = [_mark_of(call.marks) for call in parameter_sets(metafunc)]
     if is_distributed_test(metafunc.cls):
         return
     if CASE in metafunc.fixturenames or not any(own):
@@ -60,13 +60,13 @@ def repeat_by_parameters(metafunc: pytest.Metafunc) -> None:
     number = len(cases)
     _add(metafunc, cases)  # combine each set with each case, as the last part of its id
     fitting = []
-    for place, call in enumerate(metafunc._calls):
+    for place, call in enumerate(parameter_sets(metafunc)):
         case = cases[place % number]
         if case in wanted[place // number]:
-            *before, last = call._idlist
-            fitting.append((place % number, replace(call, _idlist=before if case is None else [last, *before])))
+            *before, last = id_parts(call)
+            fitting.append((place % number, with_id_parts(call, before if case is None else [last, *before])))
     fitting.sort(key=lambda one: one[0])  # one case after another, as with a marker of the whole test
-    metafunc._calls[:] = [call for _, call in fitting]
+    parameter_sets(metafunc)[:] = [call for _, call in fitting]
 
 
 def _add(metafunc: pytest.Metafunc, cases: Sequence[Case | None]) -> None:
@@ -103,7 +103,7 @@ def _mark_of(marks: Iterable[Any]) -> pytest.Mark | None:
 
 
 def _uses_world(metafunc: pytest.Metafunc) -> bool:
-    return "world" in metafunc.fixturenames and is_our_world(metafunc._arg2fixturedefs)
+    return "world" in metafunc.fixturenames and is_our_world(repeated_definitions(metafunc))
 
 
 def _sizes(nodeid: str, marker: pytest.Mark) -> list[int]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import definitions_of, repeated_definitions, sort_definitions
+
 __all__ = [
     "LIFE",
     "RANK_FIXTURES",
@@ -30,19 +32,12 @@ def give_way_to_other_plugins(session: pytest.Session) -> None:
 
     pytest always prefers fixtures of conftest files and test modules to those of plugins.
     """
-    manager: Any = session._fixturemanager
-    for name in FIXTURES:
-        if (by_name := getattr(manager, "_arg2fixturedefs", None)) is not None:  # pytest < 9.1
-            # The sort is stable, and pytest uses the last definition.
-            by_name.get(name, []).sort(key=lambda definition: not is_ours(definition))
-        elif (by_node := getattr(manager, "_arg2node2fixturedefs", None)) is not None:
-            for definitions in by_node.get(name, {}).values():
-                definitions.sort(key=is_ours)  # pytest uses the first
+    sort_definitions(session, FIXTURES, is_ours)
 
 
 def take_precedence_on_ranks(metafunc: pytest.Metafunc) -> None:
     """Let our fixtures take precedence on a test with ranks, because those of other plugins do not know the rank."""
-    found: Any = metafunc._arg2fixturedefs
+    found: Any = repeated_definitions(metafunc)
     for name in FIXTURES:
         definitions = found.get(name, ())
         if len(definitions) > 1 and definitions[-1].func.__module__ in _modules_of_plugins(metafunc.config):
@@ -56,8 +51,7 @@ def is_ours(definition: Any) -> bool:
 
 def uses_fixture(item: Any, *names: str) -> bool:
     """Return whether this test, or its definition, requests one of these fixtures and gets ours."""
-    info = getattr(item, "_fixtureinfo", None)
-    definitions: Any = {} if info is None else info.name2fixturedefs
+    definitions = definitions_of(item)
     return any(is_ours(found[-1]) for name in names if (found := definitions.get(name)))
 
 

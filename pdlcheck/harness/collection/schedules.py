@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import argument_names
 from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.folders import Folders
@@ -60,7 +61,7 @@ def call_under_schedules(item: pytest.Function) -> None:
         pytest.fail('schedules("all") needs the ranks of one run: mark the test world_size', pytrace=False)
     world = worlds.open_world(item.config, "sim")
     assert isinstance(world, SimulatedWorld)
-    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    arguments = {name: item.funcargs[name] for name in argument_names(item)}
     before, steps = world.schedule, 1
     folders = Folders(item)
     try:

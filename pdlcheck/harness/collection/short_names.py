@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Sequence
 
 import pytest
 
+from pdlcheck.compat.pytest.config import parser_of
 from pdlcheck.harness.collection.options import SHORT_NAMES
 
 __all__ = ["expanded", "name_of", "replace_short_names"]
@@ -44,7 +45,7 @@ def expanded(args: Sequence[str], names: Collection[str]) -> list[str]:
 def name_of(config: pytest.Config, full: str) -> str:
     """Return the name of an option for messages: the short one if it works."""
     short = next((name for name, its in SHORT_NAMES.items() if its == full), full)
-    return full if short == full or _is_taken(config._parser, short) else short
+    return full if short == full or _is_taken(parser_of(config), short) else short
 
 
 def _full(argument: str, names: Collection[str]) -> str:

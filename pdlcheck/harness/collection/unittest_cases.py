@@ -10,9 +10,10 @@ from typing import Any
 from unittest import TestCase
 
 import pytest
-from _pytest.mark.structures import get_unpacked_marks
-from _pytest.unittest import TestCaseFunction, UnitTestCase
 
+from pdlcheck.compat.pytest.items import exchange_traceback_filter, make_functions
+from pdlcheck.compat.pytest.unittest import TestCaseFunction, UnitTestCase, get_unpacked_marks
+from pdlcheck.compat.python import name_test_method
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import LIFE
 
@@ -32,11 +33,10 @@ class _RankedTestCase(UnitTestCase):
 
     def _ranked(self, item: TestCaseFunction) -> Iterable[pytest.Item]:
         method = getattr(self.obj, item.name)
-        for ranked in self._genfunctions(item.name, _as_called(method)):
+        for ranked in make_functions(self, item.name, _as_called(method)):
             if any(getattr(one, "__unittest_expecting_failure__", False) for one in (method, self.obj)):
                 ranked.add_marker(pytest.mark.xfail(reason="unittest.expectedFailure", strict=True))
-            filtered = ranked._traceback_filter
-            ranked._traceback_filter = partial(_without_unittest, filtered)  # type: ignore[method-assign]
+            exchange_traceback_filter(ranked, partial(partial, _without_unittest))
             yield ranked
 
 
@@ -61,7 +61,7 @@ def live(request: pytest.FixtureRequest) -> Generator[None]:
     for other in request.fixturenames:
         if other != LIFE:
             request.getfixturevalue(other)
-    case._testMethodName, case._testMethodDoc = method.__name__, method.__doc__
+    name_test_method(case, method)
     with ExitStack() as clean_ups:
         case.addCleanup, case.doCleanups = clean_ups.callback, clean_ups.close
         case.subTest = lambda msg=None, **parameters: _subtest(request, msg, parameters)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest_benchmark import session_of
 from pdlcheck.worlds.processes.exchange.journal import note
 
 __all__ = ["name_benchmark", "note_benchmarks", "of_rank"]
@@ -15,7 +16,7 @@ _noted = pytest.StashKey[int]()  # how many benchmarks of the session have been 
 
 def note_benchmarks(item: pytest.Function) -> None:
     """Note, in a rank, what the test has measured since the last call."""
-    session: Any = getattr(item.config, "_benchmarksession", None)
+    session = session_of(item.config)
     if session is None or "benchmark" not in item.fixturenames:
         return
     for one in session.benchmarks[item.config.stash.get(_noted, 0) :]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from pdlcheck.compat.pytest.config import cache_path
 from pdlcheck.worlds.processes.rank.own_rank import own_rank
 
 __all__ = ["write_whole_values"]
@@ -26,6 +27,6 @@ def write_whole_values(config: pytest.Config) -> None:
         own = f"{key}.rank{own_rank()}-{os.getpid()}"
         pytests(own, value)
         with suppress(OSError):  # pytest could not write the value and has warned about it
-            os.replace(cache._getvaluepath(own), cache._getvaluepath(key))
+            os.replace(cache_path(cache, own), cache_path(cache, key))
 
     cache.set = set_whole

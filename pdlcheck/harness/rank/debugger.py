@@ -68,7 +68,7 @@ class _Line(io.TextIOBase):
     """A file object for ``pdb`` that is connected to the terminal while it is in use."""
 
     def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
+        self.terminal = terminal
         self._connection: Connection[Any, Any] | None = None
 
     def write(self, text: str) -> int:
@@ -90,7 +90,7 @@ class _Line(io.TextIOBase):
 
     def _connected(self) -> Connection[Any, Any]:
         if self._connection is None:
-            self._connection = Client(self._terminal.address, authkey=self._terminal.authkey)
+            self._connection = Client(self.terminal.address, authkey=self.terminal.authkey)
         return self._connection
 
 
@@ -98,7 +98,7 @@ class _RankPdb(pdb.Pdb):
     def __init__(self, line: _Line) -> None:
         super().__init__(stdin=line, stdout=line, nosigint=True)  # type: ignore[arg-type]
         self._line = line
-        self.prompt = f"(Pdb rank {line._terminal.rank}) "
+        self.prompt = f"(Pdb rank {line.terminal.rank}) "
 
     def do_continue(self, arg: str) -> bool | None:
         stop = super().do_continue(arg)

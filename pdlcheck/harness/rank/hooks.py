@@ -5,21 +5,26 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._io import TerminalWriter
-from _pytest.junitxml import _check_record_param_type, xml_key
-from _pytest.logging import LogCaptureHandler, LoggingPlugin, caplog_handler_key, caplog_records_key
 
+from pdlcheck.compat.pytest.items import report_sections
+from pdlcheck.compat.pytest.logging import (
+    LogCaptureHandler,
+    LoggingPlugin,
+    handler_key,
+    logging_plugin,
+    records_key,
+    set_log_phases,
+)
+from pdlcheck.compat.pytest.reports import TerminalWriter, require_text, xml_key
 from pdlcheck.harness.rank.benchmarks import note_benchmarks
 from pdlcheck.harness.rank.loggers import Destinations, all_have
 from pdlcheck.harness.rank.outside_root import keep_node_ids
@@ -102,9 +107,10 @@ def note_additions(item: pytest.Function) -> None:
     properties, sections = item.stash.get(_noted, (0, 0))
     for name, value in item.user_properties[properties:]:
         note("property", [name, value])
-    for section in item._report_sections[sections:]:
+    own = report_sections(item)
+    for section in own[sections:]:
         note("section", section)
-    item.stash[_noted] = len(item.user_properties), len(item._report_sections)
+    item.stash[_noted] = len(item.user_properties), len(own)
     note_benchmarks(item)
 
 
@@ -127,7 +133,7 @@ class _Xml:
         note("attribute", [str(name), str(value)])
 
     def add_global_property(self, name: str, value: object) -> None:
-        _check_record_param_type("name", name)
+        require_text("name", name)
         note("suite property", [name, str(value)])
 
 
@@ -171,7 +177,7 @@ def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | N
         config: configuration of the rank's session.
         records: also note each record itself, of every level, for the live log and the log file.
     """
-    plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
+    plugin = logging_plugin(config)
     if plugin is None:
         return None
     journal = _Journal()
@@ -180,10 +186,7 @@ def journal_log(config: pytest.Config, *, records: bool) -> StandingHandlers | N
         journal.setLevel(plugin.log_level)
         plugin.caplog_handler.setLevel(plugin.log_level)
     handlers = StandingHandlers(plugin, [journal, _Records()] if records else [journal])
-    runtest_for: Any = handlers.runtest_for
-    if inspect.isgeneratorfunction(type(plugin)._runtest_for):  # in pytest 8 this method is a generator
-        runtest_for = partial(runtest_for.__wrapped__, handlers)
-    plugin._runtest_for = runtest_for  # type: ignore[method-assign]
+    set_log_phases(plugin, handlers.runtest_for)
     return handlers
 
 
@@ -213,8 +216,8 @@ class StandingHandlers:
             self._attach()
         captured = self._plugin.caplog_handler
         captured.reset()
-        item.stash[caplog_records_key][when] = captured.records
-        item.stash[caplog_handler_key] = captured
+        item.stash[records_key][when] = captured.records
+        item.stash[handler_key] = captured
         root, level = logging.getLogger(), self._level
         if level is None:
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,15 +10,22 @@ from itertools import filterfalse, repeat
 from operator import attrgetter, delitem
 
 import pytest
-from _pytest.logging import LoggingPlugin, caplog_handler_key, caplog_records_key, catching_logs
 
+from pdlcheck.compat.pytest.logging import (
+    ATTACHES_TO_ALL_LOGGERS,
+    LoggingPlugin,
+    handler_key,
+    has_generator_phases,
+    log_phases,
+    logging_plugin,
+    records_key,
+    set_log_phases,
+)
 from pdlcheck.harness.collection import cases
 
 __all__ = ["Destinations", "all_have", "attach_quickly"]
 
 _propagates, _handlers_of = attrgetter("propagate"), attrgetter("handlers")
-
-_hears_all = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers only to the root
 
 _is_quick = pytest.StashKey[bool]()
 _found = pytest.StashKey[list[logging.Logger]]()
@@ -38,7 +44,7 @@ class Destinations:
     def now(self) -> list[logging.Logger]:
         """Return the loggers that exist now."""
         root = logging.getLogger()
-        if not _hears_all:
+        if not ATTACHES_TO_ALL_LOGGERS:
             return [root]
         known = list(root.manager.loggerDict.values())
         if known != self._known:  # the comparison is by identity, in C
@@ -58,17 +64,17 @@ def attach_quickly(config: pytest.Config) -> None:
     pytest looks through all loggers twice in each phase, which is half the time of a small test on simulated ranks. If
     processes run the test, no user code runs here between its phases, so one search at set-up is enough.
     """
-    plugin: LoggingPlugin | None = config.pluginmanager.getplugin("logging-plugin")
-    if plugin is None or _is_quick in config.stash or inspect.isgeneratorfunction(type(plugin)._runtest_for):
-        return  # in pytest 8 this method is a generator
+    plugin = logging_plugin(config)
+    if plugin is None or _is_quick in config.stash or has_generator_phases(plugin):
+        return
     config.stash[_is_quick] = True
-    plugin._runtest_for = _Quick(plugin).runtest_for  # type: ignore[method-assign]
+    set_log_phases(plugin, _Quick(plugin).runtest_for)
 
 
 class _Quick:
     def __init__(self, plugin: LoggingPlugin) -> None:
         self._plugin = plugin
-        self._pytests = plugin._runtest_for
+        self._pytests = log_phases(plugin)
         self._destinations = Destinations()
 
     @contextmanager
@@ -85,8 +91,8 @@ class _Quick:
         with _attached([captured, reported], item.stash[_found], level):
             captured.reset()
             reported.reset()
-            item.stash[caplog_records_key][when] = captured.records
-            item.stash[caplog_handler_key] = captured
+            item.stash[records_key][when] = captured.records
+            item.stash[handler_key] = captured
             try:
                 yield
             finally:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from _pytest.tmpdir import tmppath_result_key
+
+from pdlcheck.compat.pytest.items import results_key
 
 __all__ = ["needs_report", "note_passed"]
 
@@ -31,4 +32,4 @@ def needs_report(item: pytest.Function, when: str) -> bool:
 
 def note_passed(item: pytest.Item, when: str) -> None:
     """Record a phase that passed as pytest's own hooks do, for ``tmp_path``."""
-    item.stash.setdefault(tmppath_result_key, {})[when] = True
+    item.stash.setdefault(results_key, {})[when] = True

@@ -6,18 +6,15 @@ If a plugin cannot be imported here, the rank tries again, because its error mes
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import os
 
-from _pytest.config import default_plugins
-
+from pdlcheck.compat.pytest.config import import_default_plugins
 from pdlcheck.harness.rank import session as rank_session
 
 __all__ = ["rank_session"]
 
-for _name in default_plugins:
-    importlib.import_module(f"_pytest.{_name}")
+import_default_plugins()
 if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
     for _plugin in importlib.metadata.entry_points(group="pytest11"):
         with contextlib.suppress(Exception):

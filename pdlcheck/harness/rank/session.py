@@ -21,13 +21,25 @@ from typing import Any, Literal
 
 import pytest
 import torch.distributed as dist
-from _pytest._code.code import TerminalRepr, TracebackEntry, filter_traceback
-from _pytest._io import TerminalWriter
-from _pytest._io.saferepr import saferepr
-from _pytest.config import ConftestImportFailure, _prepareconfig
-from _pytest.tmpdir import tmppath_result_key
-from _pytest.warnings import catch_warnings_for_item
 
+from pdlcheck.compat.pytest.config import (
+    ConftestImportFailure,
+    configure,
+    prepare,
+    set_basetemp,
+    set_filter_lines,
+    tmp_path_factory,
+)
+from pdlcheck.compat.pytest.fixtures import argument_names
+from pdlcheck.compat.pytest.items import (
+    begin_request,
+    catch_warnings_for_item,
+    drop_request,
+    has_request,
+    results_key,
+    set_up_state,
+)
+from pdlcheck.compat.pytest.reports import TerminalRepr, TerminalWriter, TracebackEntry, filter_traceback, saferepr
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection.cases import IN_RANK
 from pdlcheck.harness.conftest_hooks import of_conftest_files
@@ -77,7 +89,7 @@ class _RankSession:
         self._python_filters = list(warnings.filters)
         with _quiet():
             with chdir(description.directory):  # the arguments are relative to this directory
-                self.config = config = _prepareconfig(list(description.arguments))
+                self.config = config = prepare(list(description.arguments))
             config.stash[IN_RANK] = True
             if description.seen_from is not None:
                 config.stash[SEEN_FROM] = Path(description.seen_from)
@@ -88,11 +100,12 @@ class _RankSession:
                 # Each rank has its own random streams, with pytest-randomly too.
                 config.option.randomly_seed += own_rank()
             with silent_reporter(config):
-                config._do_configure()
+                configure(config)
             for name in _REPEATS:  # keep their marks and options; only the controller runs their hooks
                 config.pluginmanager.unregister(name=name)
             write_whole_values(config)
-            config._inicache["filterwarnings"], config.known_args_namespace.pythonwarnings = description.filters
+            of_ini_file, config.known_args_namespace.pythonwarnings = description.filters
+            set_filter_lines(config, of_ini_file)
             _set_basetemp(config, Path(description.basetemp), f"{description.world}-{own_world_size()}")
             rank_debugger.take_breakpoints()  # pytest's own debugger has just replaced the breakpoint hook
             self._log = journal_log(config, records=description.log_records)
@@ -228,9 +241,9 @@ def setup(path: str, nodeid: str, shared: str) -> None:
     _session.around.enter_context(_session.warnings_of(item))
     if _session.explains:
         explain_for(item)
-    _session.session._setupstate.teardown_exact(item)  # tear down what an earlier item needed and this one does not
-    if not getattr(item, "_request", None):
-        item._initrequest()
+    set_up_state(_session.session).teardown_exact(item)  # tear down what an earlier item needed and this one does not
+    if not has_request(item):
+        begin_request(item)
     _phase(item, "setup", partial(item.ihook.pytest_runtest_setup, item=item))
 
 
@@ -263,7 +276,7 @@ def call(nodeid: str, /, **drawn: Any) -> None:
 
     body = item.obj.hypothesis.inner_test
     instance = getattr(item.obj, "__self__", None)
-    fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    fixtures = {name: item.funcargs[name] for name in argument_names(item)}
     with hear(partial(note, "example")):
         _phase(item, "call", lambda: body(*([] if instance is None else [instance]), **fixtures, **drawn))
 
@@ -279,10 +292,10 @@ def teardown(nodeid: str, following: tuple[str, str] | Literal["keep"] | None, f
     item = _session.items.get(nodeid) if _session is not None else None
     if _session is None or item is None:  # the set-up failed before the item was collected
         return
-    if not getattr(item, "_request", None):  # the item has already ended on this rank, while another rank failed
+    if not has_request(item):  # the item has already ended on this rank, while another rank failed
         return
-    if failed and tmppath_result_key in item.stash:
-        item.stash[tmppath_result_key]["call"] = False
+    if failed and results_key in item.stash:
+        item.stash[results_key]["call"] = False
     _tear_down(item, None if following is None else _Next(item, following))
 
 
@@ -294,7 +307,7 @@ def _tear_down(item: pytest.Function, nextitem: _Next | None) -> None:
         _session.settings.after_teardown()
         _session.around.close()
         explain_for(None)
-        item._request = False  # type: ignore[assignment]  # as pytest does when an item has ended
+        drop_request(item)
         set_rank_context(None)
         rank_coverage.save()
 
@@ -321,7 +334,7 @@ def finish(exitstatus: int) -> None:
         stack.callback(of_conftest_files(config, "pytest_unconfigure"), config=config)
         session_finish = of_conftest_files(config, "pytest_sessionfinish")
         stack.callback(session_finish, session=session, exitstatus=session.exitstatus)
-        ending.session._setupstate.teardown_exact(None)
+        set_up_state(ending.session).teardown_exact(None)
 
 
 class _Next:
@@ -422,9 +435,9 @@ def _set_basetemp(config: pytest.Config, basetemp: Path, pool: str) -> None:
     """
     own = basetemp / f"{pool}-rank{own_rank()}"
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    factory = getattr(config, "_tmp_path_factory", None)  # absent with -p no:tmpdir
+    factory = tmp_path_factory(config)
     if factory is not None:
-        factory._basetemp = own.resolve()
+        set_basetemp(factory, own.resolve())
 
 
 @contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from _pytest._io.saferepr import saferepr
-from _pytest.junitxml import xml_key
 
+from pdlcheck.compat.pytest.config import parser_of
+from pdlcheck.compat.pytest.reports import saferepr, xml_key
+from pdlcheck.compat.python import option_actions
 from pdlcheck.harness.rank.outside_root import paths_outside
 from pdlcheck.harness.reporting.relayed_logs import hears_records
 from pdlcheck.harness.running import launched
@@ -106,7 +108,8 @@ def _warn_of_lost(config: pytest.Config, names: Sequence[str]) -> None:
     A default is not lost, because the rank's own parser creates it. A value that a hook has set and that is not an
     option is not reported.
     """
-    for action in config._parser.optparser._actions:
+    parser: Any = parser_of(config)
+    for action in option_actions(parser.optparser):
         value = getattr(config.option, action.dest, None)
         if action.dest in names and value is not action.default:
             advise(

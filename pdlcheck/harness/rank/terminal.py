@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from _pytest.terminal import TerminalReporter
+
+from pdlcheck.compat.pytest.terminal import TerminalReporter
 
 __all__ = ["silent_reporter"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest_benchmark import session_of
 from pdlcheck.harness.collection.cases import CASE, case_of
 from pdlcheck.harness.rank.benchmarks import of_rank
 
@@ -42,7 +43,7 @@ def add_row(
         seconds: time of each sample, divided by its iterations.
         options: options of pytest-benchmark with which the row was measured.
     """
-    session: Any = getattr(item.config, "_benchmarksession", None)
+    session = session_of(item.config)
     if session is None:
         return None
     from pytest_benchmark import stats

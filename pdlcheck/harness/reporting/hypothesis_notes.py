@@ -6,18 +6,16 @@ in their labels if they differ between ranks.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import event, note, target
-from hypothesis.control import _current_build_context
 from hypothesis.errors import InvalidArgument
 from hypothesis.reporting import with_reporter
 from hypothesis.strategies import DataObject
-from hypothesis.strategies._internal.random import HypothesisRandom
+
+from pdlcheck.compat.hypothesis import HypothesisRandom, no_example
 
 __all__ = ["hear", "refuse_drawing", "tell"]
 
@@ -27,15 +25,8 @@ Said = Sequence[Any]  # the name of the function, and its arguments
 @contextmanager
 def hear(say: Callable[[Said], None]) -> Iterator[None]:
     """Pass, on a rank, the calls in the block to ``say``."""
-    data = SimpleNamespace(
-        events=_Heard("event", say),
-        target_observations=_Heard("target", say),
-        provider=SimpleNamespace(avoid_realization=False),
-        note=lambda text: None,  # the controller's call is the one that Hypothesis observes
-        _observability_predicates=defaultdict(_Uncounted),
-    )
-    context: Any = SimpleNamespace(is_final=True, data=data)  # the controller decides what is shown
-    with _current_build_context.with_value(context), with_reporter(lambda text: say(("note", text))):
+    events, targets = _Heard("event", say), _Heard("target", say)
+    with no_example(events, targets), with_reporter(lambda text: say(("note", text))):
         yield
 
 
@@ -65,13 +56,6 @@ def refuse_drawing(name: str, value: object) -> None:
     else:
         return
     raise InvalidArgument(f"argument {name!r} comes from {made}, which draws while the test runs: ranks cannot; {cure}")
-
-
-class _Uncounted:
-    """A stand-in for Hypothesis's counter of ``assume`` and ``reject``."""
-
-    def update_count(self, *, condition: bool) -> None:
-        """Count nothing, because the controller counts the exceptions that ranks raise."""
 
 
 class _Heard(dict[str, Any]):

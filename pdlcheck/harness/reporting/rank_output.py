@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from typing import Any, TextIO
 
 import pytest
-from _pytest.junitxml import xml_key
 
+from pdlcheck.compat.pytest.reports import xml_key
 from pdlcheck.harness.rank.hook_verdicts import remember
 from pdlcheck.harness.reporting import relayed_logs
 from pdlcheck.harness.reporting.common_notes import agreed, words_of

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest.subtests import count_failed, is_subtests, send_reports
 from pdlcheck.harness.reporting.common_notes import words_of
 
 __all__ = ["id_of", "keep_reports", "report"]
@@ -35,7 +37,7 @@ def report(item: pytest.Item, world_size: int, reported: Mapping[int, list[Repor
         if told is None:
             continue
         if told.failed:
-            _count_failed(item)
+            count_failed(config, id_of(item))
         capture = config.pluginmanager.getplugin("capturemanager")
         with nullcontext() if capture is None else capture.global_and_fixture_disabled():
             item.ihook.pytest_runtest_logreport(report=told)
@@ -43,10 +45,8 @@ def report(item: pytest.Item, world_size: int, reported: Mapping[int, list[Repor
 
 def keep_reports(value: Any, reports: list[Reported]) -> None:
     """Keep, on a simulated rank, the reports of a ``subtests`` fixture for :func:`report`; ignore other values."""
-    if type(value).__module__ == "_pytest.subtests":
-        value._ihook = _Hooks(value._ihook, value._request.config, reports)
-        value._request = _Request(value._request)
-        value._suspend_capture_ctx = nullcontext  # nothing is shown now, so no capture must be suspended
+    if is_subtests(value):
+        send_reports(value, partial(_Hooks, reports=reports), _Request)
 
 
 class _Hooks:
@@ -92,13 +92,6 @@ class _Config:
 def _crash(data: Mapping[str, Any]) -> Any:
     longrepr = data.get("longrepr")
     return longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
-
-
-def _count_failed(item: pytest.Item) -> None:
-    """Count a failed subtest, so that pytest fails a test in which only subtests failed."""
-    from _pytest.subtests import failed_subtests_key  # pytest 9; earlier releases send no such reports
-
-    item.config.stash[failed_subtests_key][id_of(item)] += 1
 
 
 def id_of(item: pytest.Item) -> Any:

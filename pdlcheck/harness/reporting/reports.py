@@ -8,9 +8,14 @@ from traceback import walk_tb
 from typing import Any
 
 import pytest
-from _pytest._code.code import ExceptionRepr, ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
-from _pytest._io import TerminalWriter
 
+from pdlcheck.compat.pytest.reports import (
+    ExceptionRepr,
+    ReprExceptionInfo,
+    ReprFileLocation,
+    ReprTracebackNative,
+    TerminalWriter,
+)
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection import cases, cuda_as_cpu
 from pdlcheck.harness.collection.drawn_at_import import differs_between_ranks

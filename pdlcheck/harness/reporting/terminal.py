@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection, Listener
 from typing import Any
 
 import pytest
-from _pytest.debugging import PdbInvoke, pytestPDB
 
+from pdlcheck.compat.pytest.terminal import PdbInvoke, break_at
 from pdlcheck.harness.rank.debugger import Terminal
 
 __all__ = ["debug_simulated", "lend", "post_mortem_on_sim", "take_back"]
@@ -104,7 +104,7 @@ def debug_simulated(config: pytest.Config, rank: int) -> None:
     def at_breakpoint(*args: Any, **kwargs: Any) -> None:
         if dist.is_initialized() and dist.get_rank() != rank:
             return
-        pytestPDB._init_pdb("set_trace").set_trace(sys._getframe().f_back)  # type: ignore[no-untyped-call]  # pytest's
+        break_at(sys._getframe().f_back)
 
     before, sys.breakpointhook = sys.breakpointhook, at_breakpoint
     config.add_cleanup(lambda: setattr(sys, "breakpointhook", before))

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest.config import conftest_files
+from pdlcheck.compat.pytest.fixtures import definitions_of, is_direct_parameter
+from pdlcheck.compat.pytest.items import set_up_state
 from pdlcheck.harness.running.examples import RANK_FIXTURES, is_property
 
 __all__ = ["needs_one_message", "only_own_teardown"]
@@ -35,7 +38,7 @@ def needs_one_message(item: pytest.Function) -> bool:
 def only_own_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> bool:
     """Return, in a rank, whether no fixture of wider scope, which an earlier item has set up, ends with this item."""
     kept = {item, *(nextitem.listchain() if nextitem is not None else ())}
-    stack = item.session._setupstate.stack
+    stack = set_up_state(item.session).stack
     return all(node in kept or len(finalizers) == 1 for node, (finalizers, _) in stack.items())  # 1: the node's own
 
 
@@ -44,15 +47,15 @@ def _is_known(item: pytest.Function, name: str) -> bool:
 
     A parameter of a user's fixture is not such a value.
     """
-    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+    definitions = definitions_of(item).get(name, ())
     if len(definitions) != 1:
         return False
-    return name in _OURS or (name in item.callspec.params and definitions[0].func.__module__ == "_pytest.python")
+    return name in _OURS or (name in item.callspec.params and is_direct_parameter(definitions[0]))
 
 
 def _users_hooks(item: pytest.Item) -> bool:
     config = item.config
-    files = config.pluginmanager._conftest_plugins
+    files = conftest_files(config)
     known, some = config.stash.get(_looked_at, (frozenset(), False))
     if files != known:
         some = _some_of(files, config.hook)

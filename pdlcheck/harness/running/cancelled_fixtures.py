@@ -8,11 +8,12 @@ it.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import all_definitions
+from pdlcheck.compat.pytest.items import request_of
 from pdlcheck.errors import PeerFailed
 
 __all__ = ["finish_stopped_fixtures", "is_stopped", "note_stop"]
@@ -33,7 +34,7 @@ def finish_stopped_fixtures(item: pytest.Function) -> None:
     del item.stash[_was_stopped]
     with ExitStack() as stack:  # the stack finishes the last one first
         for definition in _stopped(item):
-            stack.callback(definition.finish, item._request)
+            stack.callback(definition.finish, request_of(item))
 
 
 def is_stopped(definition: Any) -> bool:
@@ -42,13 +43,5 @@ def is_stopped(definition: Any) -> bool:
     return cached is not None and cached[2] is not None and isinstance(cached[2][0], PeerFailed)
 
 
-def _known_fixtures(item: pytest.Function) -> list[Any]:
-    """Return the definitions of all fixtures of the session."""
-    manager: Any = item.session._fixturemanager
-    if hasattr(manager, "_get_all_fixture_defs"):
-        return list(manager._get_all_fixture_defs())
-    return list(chain.from_iterable(manager._arg2fixturedefs.values()))  # before pytest 9
-
-
 def _stopped(item: pytest.Function) -> list[Any]:
-    return [one for one in _known_fixtures(item) if is_stopped(one)]
+    return [one for one in all_definitions(item.session) if is_stopped(one)]

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
+from pdlcheck.compat.deepspeed import give_arguments, makes_group, run_rank, set_current_test
+from pdlcheck.compat.pytest.items import request_of
+
 __all__ = ["run", "run_item"]
 
 
 def run_item(item: pytest.Function) -> None:
     """Run the body of a test of a ``DistributedTest``."""
     __tracebackhide__ = True
-    item.cls()(item._request)
+    item.cls()(request_of(item))
 
 
 def run(launched: Any, request: pytest.FixtureRequest) -> None:
@@ -37,15 +40,15 @@ def run(launched: Any, request: pytest.FixtureRequest) -> None:
     arguments = _arguments(request, launched.run if test is None else test)
     _require_accelerator(launched)
     if test is not None:
-        launched._current_test = test
-    launched._fixture_kwargs = arguments
+        set_current_test(launched, test)
+    give_arguments(launched, arguments)
     world: Any = request.getfixturevalue("world")
     for world_size in _sizes(launched, request, arguments, is_test=is_test):
         with world.open(world_size) as ranks:
-            makes_group = hasattr(launched, "_dist_run")
-            if makes_group or not getattr(launched, "init_distributed", True):
+            by_class = makes_group(launched)
+            if by_class or not getattr(launched, "init_distributed", True):
                 ranks.leave_group()
-            if makes_group:
+            if by_class:
                 _skip(ranks.run(_as_the_class_does, launched, world_size, _meeting(request)))
             else:
                 ranks.run(_call, launched, arguments)
@@ -55,11 +58,7 @@ def _as_the_class_does(launched: Any, world_size: int, meeting: str) -> object:
     """Run ``_dist_run`` of the class on a rank."""
     __tracebackhide__ = True
     rank, port = int(os.environ["RANK"]), os.environ["MASTER_PORT"]
-    try:
-        return launched._dist_run(rank, world_size, port, meeting)
-    finally:
-        if sys.exc_info()[0] is None and hasattr(launched, "_dist_destroy"):
-            launched._dist_destroy()
+    return run_rank(launched, rank, world_size, port, meeting)
 
 
 def _call(launched: Any, arguments: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ def begins_early(item: pytest.Function) -> pytest.Function | None:
 
 
 def _knows_plugins(config: pytest.Config) -> bool:
-    number = len(config.pluginmanager._name2plugin)
+    number = len(config.pluginmanager.list_name_plugin())
     if config.stash.get(_looked_at, (0, False))[0] != number:
         impls = [impl for hook in _HOOKS for impl in getattr(config.hook, hook).get_hookimpls()]
         known = all(f"{impl.function.__module__}.".startswith(_KNOWN) for impl in impls)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of
+
 if TYPE_CHECKING:
     from hypothesis import HealthCheck, settings
 
@@ -32,7 +34,7 @@ RANK_FIXTURES = frozenset({"device", "group", "rank", "subject", "world_size"})
 
 DEFAULT_DEADLINE = timedelta(milliseconds=200)  # Hypothesis's default for each example
 
-_SETTINGS, _OWN_SETTINGS = "_hypothesis_internal_use_settings", "_pdlcheck_own_settings"  # function attributes
+_OWN_SETTINGS = "_pdlcheck_own_settings"  # attribute of a function
 _refused = pytest.StashKey[str]()
 
 
@@ -81,11 +83,13 @@ def drop_default_deadline(item: pytest.Item) -> None:
         return
     from hypothesis import settings
 
+    from pdlcheck.compat.hypothesis import set_settings, settings_of
+
     own = _settings_of(item)
     function: Any = getattr(item, "obj")  # noqa: B009  # only pytest.Function declares it
     function = getattr(function, "__func__", function)
-    changed = getattr(function, _SETTINGS, own)  # accept_rank_fixtures may have changed them
-    setattr(function, _SETTINGS, settings(parent=changed, deadline=_deadline_of(own)))
+    changed = settings_of(function) or own  # accept_rank_fixtures may have changed them
+    set_settings(function, settings(parent=changed, deadline=_deadline_of(own)))
 
 
 def refuse_own_fixtures(item: pytest.Item) -> None:
@@ -107,11 +111,11 @@ def refuse_own_fixtures(item: pytest.Item) -> None:
 
 
 def _function_scoped(item: pytest.Function) -> set[str]:
-    requested = item._fixtureinfo.name2fixturedefs
+    requested = definitions_of(item)
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return {
         name
-        for name in item._fixtureinfo.argnames
+        for name in argument_names(item)
         if name in requested and name not in parameters and requested[name][-1].scope == "function"
     }
 
@@ -120,9 +124,11 @@ def _settings_of(item: Any) -> settings:
     """Return the user's own settings, even if another item of the same function has changed the function's settings."""
     from hypothesis import settings
 
+    from pdlcheck.compat.hypothesis import settings_of
+
     function = getattr(item.obj, "__func__", item.obj)
     if not hasattr(function, _OWN_SETTINGS):
-        setattr(function, _OWN_SETTINGS, getattr(function, _SETTINGS, None) or settings())
+        setattr(function, _OWN_SETTINGS, settings_of(function) or settings())
     own: settings = getattr(function, _OWN_SETTINGS)
     return own
 
@@ -130,10 +136,12 @@ def _settings_of(item: Any) -> settings:
 def _suppress(item: Any, *checks: HealthCheck, **changes: Any) -> None:
     from hypothesis import settings
 
+    from pdlcheck.compat.hypothesis import set_settings
+
     own = _settings_of(item)
     changes["suppress_health_check"] = {*checks, *own.suppress_health_check}
     changed = settings(parent=own, deadline=_deadline_of(own), **changes)
-    setattr(getattr(item.obj, "__func__", item.obj), _SETTINGS, changed)
+    set_settings(getattr(item.obj, "__func__", item.obj), changed)
 
 
 def _deadline_of(own: settings) -> timedelta | None:

@@ -13,7 +13,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from _pytest.tmpdir import tmppath_result_key
+
+from pdlcheck.compat.pytest.config import tmp_path_factory
+from pdlcheck.compat.pytest.items import results_key
 
 __all__ = [
     "SEEN_FROM",
@@ -39,7 +41,7 @@ def basetemp_of(config: pytest.Config) -> Path:
 
     In a worker of pytest-xdist, pytest's folder belongs to the worker.
     """
-    factory = getattr(config, "_tmp_path_factory", None)
+    factory = tmp_path_factory(config)
     if factory is not None:
         basetemp: Path = factory.getbasetemp()
         return basetemp
@@ -118,4 +120,4 @@ def empty_shared(item: pytest.Item) -> None:
 
 def has_failed(item: pytest.Item) -> bool:
     """Return whether a phase of the item has failed so far."""
-    return not all(item.stash.get(tmppath_result_key, {}).values())
+    return not all(item.stash.get(results_key, {}).values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -10,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pdlcheck.compat.python import run_exit_functions
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.running import held_terminal, launched
@@ -82,7 +82,7 @@ def _end(session: pytest.Session, exitcode: int) -> NoReturn:
     config = session.config
     with contextlib.ExitStack() as stack:
         stack.callback(os._exit, exitcode)
-        stack.callback(atexit._run_exitfuncs)
+        stack.callback(run_exit_functions)
         stack.callback(flush_streams)
         stack.callback(of_conftest_files(config, "pytest_unconfigure"), config=config)
         finish = of_conftest_files(config, "pytest_sessionfinish")

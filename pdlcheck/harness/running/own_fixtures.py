@@ -18,10 +18,11 @@ from os import getcwd
 from typing import Any, TypeVar
 
 import pytest
-from _pytest.capture import CaptureFixture
-from _pytest.logging import caplog_handler_key, caplog_records_key
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.pytest import monkeypatch
+from pdlcheck.compat.pytest.capture import is_captured_by, resume, suspend
+from pdlcheck.compat.pytest.logging import handler_key, records_key
 from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.process_state.isolation import Own
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank, running_rank
@@ -64,7 +65,7 @@ def in_force(own: Own) -> Iterator[None]:
 
 def follow_log(item: pytest.Item) -> None:
     """Separate the records of ``caplog`` for this rank, before its fixtures are set up."""
-    if "caplog" in item.fixturenames and caplog_handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
+    if "caplog" in item.fixturenames and handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
         follow(_Log(item))
 
 
@@ -73,7 +74,7 @@ def follow_late_log(item: pytest.Item) -> None:
 
     Earlier records stay.
     """
-    if caplog_handler_key in item.stash:
+    if handler_key in item.stash:
         follow(_Log(item, late=True))
 
 
@@ -82,7 +83,7 @@ def follow_fixture(value: object) -> Own | None:
     if isinstance(value, pytest.MonkeyPatch):
         followed = any(isinstance(own, _Patches) and own.is_of(value) for own in running_rank().state.own)
         return None if followed else follow(_Patches(value))
-    return follow(Captured(value)) if isinstance(value, CaptureFixture) else None
+    return follow(Captured(value)) if isinstance(value, pytest.CaptureFixture) else None
 
 
 def _noted(init: Any) -> Any:
@@ -140,10 +141,13 @@ class _Patches:
     def leave(self) -> None:
         """Store the patched values, and undo the patches."""
         patches = self.patches
-        self._attributes = [(target, name, _value(target, name)) for target, name, _ in patches._setattr]
-        self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in patches._setitem]
-        self._folder = None if patches._cwd is None else getcwd()
-        self._path = None if patches._savesyspath is None else sys.path[:]
+        self._attributes = [
+            (target, name, _value(target, name)) for target, name, _ in monkeypatch.changed_attributes(patches)
+        ]
+        items = monkeypatch.changed_items(patches)
+        self._items = [(mapping, key, mapping.get(key, _ABSENT)) for mapping, key, _ in items]
+        self._folder = getcwd() if monkeypatch.has_changed_folder(patches) else None
+        self._path = sys.path[:] if monkeypatch.has_changed_path(patches) else None
         patches.undo()
 
     def arrive(self) -> None:
@@ -162,7 +166,8 @@ class _Patches:
         if self._folder is not None:
             patches.chdir(self._folder)
         if self._path is not None:
-            patches._savesyspath, sys.path[:] = sys.path[:], self._path
+            monkeypatch.note_path(patches, sys.path[:])
+            sys.path[:] = self._path
 
 
 def _value(target: Any, name: str) -> Any:
@@ -179,7 +184,7 @@ class _Log:
 
     def __init__(self, item: pytest.Item, *, late: bool = False) -> None:
         self._stash = item.stash
-        self._handler: Any = item.stash[caplog_handler_key]
+        self._handler: Any = item.stash[handler_key]
         self._filters = list(self._handler.filters)
         self._heard: dict[str, tuple[list[logging.LogRecord], StringIO]] = {}
         self._records: dict[str, list[logging.LogRecord]] = {}
@@ -188,18 +193,18 @@ class _Log:
         if late:
             text = StringIO()
             text.write(self._handler.stream.getvalue())
-            when = [*item.stash[caplog_records_key]][-1]
+            when = [*item.stash[records_key]][-1]
             self._heard[when] = [*self._handler.records], text
         self.arrive()
 
     def arrive(self) -> None:
-        handler, everybodys = self._handler, self._stash[caplog_records_key]
+        handler, everybodys = self._handler, self._stash[records_key]
         self._everybodys = everybodys, handler.records, handler.stream, handler.filters
         self._when = next(reversed(everybodys))
         handler.records, handler.stream = self._heard.get(self._when, ([], StringIO()))
         handler.filters = self._filters
         self._records[self._when] = handler.records
-        self._stash[caplog_records_key] = self._records
+        self._stash[records_key] = self._records
         self._levels, self._disable = _levels(handler), logging.root.manager.disable
         for one, level in self._set.items():
             one.setLevel(level)
@@ -209,7 +214,7 @@ class _Log:
     def leave(self) -> None:
         handler = self._handler
         self._heard[self._when] = handler.records, handler.stream
-        self._stash[caplog_records_key], handler.records, handler.stream, handler.filters = self._everybodys
+        self._stash[records_key], handler.records, handler.stream, handler.filters = self._everybodys
         self._set = {one: level for one, level in _levels(handler).items() if self._levels.get(one, level) != level}
         for one in self._set:
             one.setLevel(self._levels[one])
@@ -228,27 +233,23 @@ def _levels(handler: logging.Handler) -> dict[_HasLevel, int]:
 class Captured:
     """A ``capsys`` fixture, or a similar one; pytest has only one at a time."""
 
-    def __init__(self, fixture: CaptureFixture[Any]) -> None:
+    def __init__(self, fixture: pytest.CaptureFixture[Any]) -> None:
         self._fixture: Any = fixture
         self._manager: Any = fixture.request.config.pluginmanager.getplugin("capturemanager")
         self._in_use = self._on = False
 
     def leave(self) -> None:
         """Suspend the capture of this rank."""
-        self._in_use = self._manager._capture_fixture is self._fixture  # otherwise it has been torn down
+        self._in_use = is_captured_by(self._manager, self._fixture)
         if self._in_use:
-            self._on = self._fixture._is_started()  # otherwise in a block of capsys.disabled()
-            self._fixture._suspend()
+            self._on = suspend(self._fixture)
             self._manager.unset_fixture()
 
     def arrive(self) -> None:
         """Resume the capture of this rank."""
         if self._in_use:
             self._manager.set_fixture(self._fixture)
-            if self._fixture._capture is None:
-                self._fixture._start()
-            elif self._on:
-                self._fixture._resume()
+            resume(self._fixture, was_on=self._on)
 
     def show(self) -> None:
         """Put unread output into the report, at the end of a phase; the fixture's teardown may still read it."""

@@ -10,16 +10,15 @@ from __future__ import annotations
 from copy import copy
 from functools import partial, wraps
 from typing import Any
-from unittest import mock
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.python import exchange_active_mocks, mock_patches, patch_dict, unpatch_dict
 from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["PATCHES"]
 
-_Patch: Any = getattr(mock, "_patch")  # noqa: B009 - the type stubs do not declare it
-_PatchDict: Any = getattr(mock, "_patch_dict")  # noqa: B009
+_Patch, _PatchDict = mock_patches()
 
 
 def _enter(own: Any, enter: Any) -> Any:
@@ -59,10 +58,10 @@ class _Started:
         self.arrive()
 
     def arrive(self) -> None:
-        self._everybodys, _Patch._active_patches = _Patch._active_patches, self._own
+        self._everybodys = exchange_active_mocks(_Patch, self._own)
 
     def leave(self) -> None:
-        _Patch._active_patches = self._everybodys
+        exchange_active_mocks(_Patch, self._everybodys)
 
 
 class _Attribute:
@@ -89,10 +88,10 @@ class _Dict:
 
     def leave(self) -> None:
         self._values = dict(self.patch.in_dict)
-        self.patch._unpatch_dict()
+        unpatch_dict(self.patch)
 
     def arrive(self) -> None:
-        self.patch._patch_dict()
+        patch_dict(self.patch)
         self.patch.in_dict.clear()
         self.patch.in_dict.update(self._values)
 

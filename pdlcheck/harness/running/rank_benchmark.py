@@ -12,6 +12,7 @@ import torch
 from pdlcheck.bench.formulas import BUSBW_FACTORS
 from pdlcheck.bench.measurement import Subject, combine
 from pdlcheck.bench.timing import Rounds
+from pdlcheck.compat.pytest_benchmark import is_used, least_rounds, longest_s, use
 from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank
 from pdlcheck.harness.rank.rank_benchmark import call_once, named, time_on_rank
 from pdlcheck.harness.reporting.benchmark_session import NOTE, add_rows, note_untimed
@@ -99,18 +100,18 @@ class RankBenchmark:
 
     def _rounds(self, iterations: int | None, setup: Callable[[], object] | None) -> Rounds:
         """Return the rounds of pytest-benchmark's options and marker; with ``setup``, a sample is one call."""
-        most = max(self._benchmark._min_rounds, Rounds.max_rounds)
+        least = least_rounds(self._benchmark)
         once = 1 if setup is not None and iterations is None else iterations
-        return Rounds(self._benchmark._max_time, self._benchmark._min_rounds, most, once)
+        return Rounds(longest_s(self._benchmark), least, max(least, Rounds.max_rounds), once)
 
     def _take(self) -> None:
         """Raise an error at a second measurement, because a test has one row of one name, as with pytest-benchmark."""
-        if self._benchmark._mode:
+        if is_used(self._benchmark):
             raise ValueError(
                 f"rank_benchmark: {self._item.nodeid} has measured already; parametrize the test, or compare functions "
                 "in one call with against={'name': function}"
             )
-        self._benchmark._mode = "rank_benchmark(...)"
+        use(self._benchmark, "rank_benchmark(...)")
 
 
 def _time_here(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import has_finalizers, known_to, put_finalizers, take_finalizers
+from pdlcheck.compat.pytest.items import attributes_of_set_up, request_of, set_request
 from pdlcheck.errors import Unsupported
 from pdlcheck.harness.rank.benchmarks import name_benchmark
 from pdlcheck.harness.reporting.properties import Properties
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ONCE_FOR_ALL", "FixturesAtHand", "RankFixtures", "put_aside", "put_back"]
 
-# attributes of an item that pytest creates anew for each set-up of its fixtures
-_OWN_OF_ITEM = frozenset({"_instance", "_obj", "_request", "funcargs"})
 ONCE_FOR_ALL = (
     "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
     "fixtures of function scope or in the body, or test this on processes, with --world gloo"
@@ -71,7 +71,7 @@ class FixturesAtHand:
         item = self._item
         vars(item).update(self._rank.of_item)
         if self._rank.request is not None:
-            item._request = self._rank.request
+            set_request(item, self._rank.request)
         for key, value in self._notes.items():
             item.stash.setdefault(key, value)
         self._noting.present = self._rank.begun
@@ -83,7 +83,7 @@ class FixturesAtHand:
             self._noting.present = None
             item = self._item
             put_aside(item, self._rank)
-            self._rank.of_item = {name: value for name, value in vars(item).items() if name in _OWN_OF_ITEM}
+            self._rank.of_item = attributes_of_set_up(item)
             leave_rank_context(self._context)
 
     def _follow(self, definition: Any) -> None:
@@ -106,15 +106,13 @@ class FixturesAtHand:
 def put_aside(item: pytest.Function, rank: RankFixtures) -> None:
     """Put a rank's fixtures aside, so that their definitions look unused to the next rank."""
     for definition in _set_up(item, rank):
-        rank.aside.append((definition, definition.cached_result, list(definition._finalizers)))
+        rank.aside.append((definition, definition.cached_result, take_finalizers(definition)))
         definition.cached_result = None
-        definition._finalizers.clear()
     for definition, request in rank.begun.under_way.items():
         if definition.scope != "function":  # a rank that requests it meanwhile gets this error
-            rank.aside.append((definition, None, list(definition._finalizers)))
+            rank.aside.append((definition, None, take_finalizers(definition)))
             waits = Unsupported(f"the fixture {definition.argname!r} waits for other ranks; {ONCE_FOR_ALL}")
             definition.cached_result = None, definition.cache_key(request), (waits, None)
-            definition._finalizers.clear()
 
 
 def put_back(rank: RankFixtures) -> list[Any]:
@@ -122,13 +120,13 @@ def put_back(rank: RankFixtures) -> list[Any]:
     aside, rank.aside = rank.aside, []
     for definition, cached, finalizers in aside:
         definition.cached_result = cached
-        definition._finalizers[:] = finalizers
+        put_finalizers(definition, finalizers)
     return [definition for definition, _, _ in aside]
 
 
 def _set_up(item: pytest.Function, rank: RankFixtures) -> list[Any]:
     """Return the function-scoped fixtures that are set up or being set up, in their order."""
-    known = (rank.request or item._request)._fixture_defs.values()
+    known = known_to(rank.request or request_of(item))
     begun = rank.begun.in_order()
     used = [*(one for one in known if one not in begun), *begun]
-    return [one for one in used if one.scope == "function" and (one.cached_result is not None or one._finalizers)]
+    return [one for one in used if one.scope == "function" and (one.cached_result is not None or has_finalizers(one))]

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 import pytest
 
+from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of, is_direct_parameter
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
+from pdlcheck.harness.collection.plugin_fixtures import is_ours
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.running.folders import clear_shared
@@ -73,7 +75,7 @@ def call(item: pytest.Function) -> None:
     from pdlcheck.harness.reporting.hypothesis_notes import refuse_drawing
 
     refuse_own_fixtures(item)
-    fixtures = {name: _shown(item, name) for name in item._fixtureinfo.argnames}
+    fixtures = {name: _shown(item, name) for name in argument_names(item)}
 
     def on_ranks(arguments: dict[str, Any]) -> None:
         __tracebackhide__ = True
@@ -105,11 +107,12 @@ def status_of(end: BaseException) -> int:
 
 def _shown(item: pytest.Function, name: str) -> Any:
     """Return a fixture's value for a falsifying example, if all ranks have the same; otherwise a placeholder."""
-    definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
-    made_by = definitions[-1].func.__module__ if definitions else "_pytest."
-    if name in item.callspec.params and made_by.startswith("_pytest."):  # otherwise it is the parameter of a fixture
+    definitions = definitions_of(item).get(name)
+    used = definitions[-1] if definitions else None
+    # A parameter of a fixture is not the fixture's value.
+    if name in item.callspec.params and (used is None or is_direct_parameter(used)):
         return item.callspec.params[name]
-    if name == "world_size" and made_by == "pdlcheck.plugin":
+    if name == "world_size" and used is not None and is_ours(used):
         case = cases.case_of(item)
         assert case is not None
         return case.world_size

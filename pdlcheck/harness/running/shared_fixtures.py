@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import pytest
-from _pytest.scope import Scope
 
+from pdlcheck.compat.pytest.fixtures import definitions_of, each_function_scoped, name_of_xunit
 from pdlcheck.harness.collection import cases
 from pdlcheck.worlds.observe.callsite import short
 from pdlcheck.worlds.simulated.module_globals.mutable_state import user_modules
 
 __all__ = ["blame", "of_users", "told", "used_before"]
 
-_XUNIT = re.compile(r"_(?:xunit|unittest)_(setup_module|setup_class|setUpClass)_fixture")  # pytest's names for these
 _AT_MOST = 12  # the greatest number of fixtures that are tried one at a time
 
 
 def of_users(item: pytest.Item) -> list[Any]:
     """Return the definitions of the user's fixtures of wider scope that an item uses, directly or through others."""
-    function: Any = item
-    known: dict[str, Sequence[Any]] = function._fixtureinfo.name2fixturedefs
     modules = user_modules()
     return [
         one
-        for one in chain.from_iterable(known.values())
-        if one.scope != "function" and (one.func.__module__ in modules or _XUNIT.match(one.argname))
+        for one in chain.from_iterable(definitions_of(item).values())
+        if one.scope != "function" and (one.func.__module__ in modules or name_of_xunit(one.argname))
     ]
 
 
@@ -57,7 +53,7 @@ def blame(definitions: Sequence[Any], run: Callable[[], str | None], failure: st
     """
 
     def ends_alike(some: Sequence[Any]) -> bool:
-        with _each_ranks_own(some):
+        with each_function_scoped(some):
             said = run()
         like.append(said or "")
         return _kind(said) == _kind(failure)
@@ -76,10 +72,10 @@ def told(definitions: Iterable[Any]) -> list[str]:
     """Return a line for each definition, with its name, scope and place."""
     lines = []
     for one in definitions:
-        own = _XUNIT.match(one.argname)
+        own = name_of_xunit(one.argname)
         code = None if own else getattr(inspect.unwrap(one.func), "__code__", None)
         place = "" if code is None else f", {short(code.co_filename)}:{code.co_firstlineno}"
-        lines.append(f"{own[1] if own else one.argname}  scope {one.scope}{place}")
+        lines.append(f"{own or one.argname}  scope {one.scope}{place}")
     return lines
 
 
@@ -87,15 +83,3 @@ def _kind(message: str | None) -> str | None:
     """Return the name of a failure's exception, or the word ``assert``."""
     found = None if message is None else re.match(r"[\w.]*", message)
     return None if found is None else found[0].rpartition(".")[2]
-
-
-@contextmanager
-def _each_ranks_own(definitions: Sequence[Any]) -> Iterator[None]:
-    before = [one._scope for one in definitions]
-    try:
-        for one in definitions:
-            one._scope = Scope.Function
-        yield
-    finally:
-        for one, scope in zip(definitions, before, strict=True):
-            one._scope = scope

@@ -17,8 +17,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from _pytest.tmpdir import tmppath_result_key
 
+from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of, take_finalizers
+from pdlcheck.compat.pytest.items import (
+    begin_request,
+    fill_fixtures,
+    make_instance,
+    notes_of,
+    put_notes,
+    request_in,
+    request_of,
+    results_key,
+)
 from pdlcheck.errors import Deadlock, RankTimeout
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
@@ -87,7 +97,7 @@ class SimulatedItem:
         __tracebackhide__ = True
         if inspect.iscoroutinefunction(self._item.obj):
             self._is_async = True
-            self._item._obj = _stand_still  # a plugin for async tests would otherwise call the body once, without ranks
+            self._item.obj = _stand_still  # a plugin for async tests would otherwise call the body once, without ranks
             return
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         if not begins_with_group(self._item):
@@ -115,7 +125,7 @@ class SimulatedItem:
             def each_ranks_own(*args: Any, **kwargs: Any) -> Any:
                 return self._ranks[running_rank().rank].body(*args, **kwargs)
 
-            item._obj = each_ranks_own
+            item.obj = each_ranks_own
         self._plain = item.obj
 
     def _set_up_ranks(self) -> list[Outcome]:
@@ -141,7 +151,7 @@ class SimulatedItem:
         """Put aside the fixtures of ranks that did not stop, because pytest would finish them in the controller."""
         for rank in self._ranks:
             if rank.is_at_hand:
-                rank.is_at_hand, rank.request = False, self._item._request
+                rank.is_at_hand, rank.request = False, request_of(self._item)
                 put_aside(self._item, rank)
 
     def _tell(self) -> None:
@@ -218,9 +228,9 @@ class SimulatedItem:
     def _run_afresh(self, schedule: Schedule) -> BaseException | None:
         """Run the bodies on new ranks with new fixtures, as in a run of only this schedule."""
         if self._used:
-            notes = dict(self._item.stash._storage)
+            notes = notes_of(self._item)
             self.teardown()
-            self._item.stash._storage.update(notes)
+            put_notes(self._item, notes)
             self._stack = ExitStack()
             empty_shared(self._item)
             self.setup()
@@ -252,8 +262,8 @@ class SimulatedItem:
                 for fixtures in ranks:
                     self._finish(fixtures)
                 return
-            notes = dict(self._item.stash._storage)  # tmp_path removes its note at the first rank's teardown
-            notes.setdefault(tmppath_result_key, {})  # a set-up that Ctrl-C ended has no report
+            notes = notes_of(self._item)  # tmp_path removes its note at the first rank's teardown
+            notes.setdefault(results_key, {})  # a set-up that Ctrl-C ended has no report
             finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
             ended = self._run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
@@ -327,36 +337,35 @@ class SimulatedItem:
     def _fill_wide(self) -> None:
         self._begin()
         for definition in _wide(self._item):
-            self._item._request.getfixturevalue(definition.argname)
+            request_of(self._item).getfixturevalue(definition.argname)
 
     def _begin(self) -> None:
         item = self._item
-        item._initrequest()
+        begin_request(item)
         if item.cls is not None:
-            item._instance = item.parent.newinstance()  # type: ignore[union-attr]  # a Class
-            item._obj = getattr(item._instance, item.originalname)
+            make_instance(item)
         item.funcargs[CASE] = self._case
 
     def _fill(self, mine: RankFixtures) -> None:
         item = self._item
         self._begin()
-        request: Any = item._request
+        request = request_of(item)
         request.addfinalizer = mine.finalizers.append  # the controller runs the finalizers of the item itself
         mine.body = item.obj
         follow_log(item)
         if "record_property" in item.fixturenames:
             mine.properties = follow(Properties(item))
         try:
-            item._request._fillfixtures()
+            fill_fixtures(item)
             require_own_values(item)
         finally:
             if mine.is_at_hand:
-                mine.request = item._request
+                mine.request = request_of(item)
                 put_aside(item, mine)
-        mine.arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+        mine.arguments = {name: item.funcargs[name] for name in argument_names(item)}
 
     def _finish_noted(self, number: int, rank: RankFixtures, notes: dict[Any, Any]) -> None:
-        rank.request = rank.request or rank.of_item.get("_request")
+        rank.request = rank.request or request_in(rank.of_item)
         if rank.request is None:  # its set-up was abandoned
             return
         definitions = [definition for definition, _, _ in rank.aside]
@@ -364,7 +373,7 @@ class SimulatedItem:
         context = self._context(number, for_all=rank.begun.is_for_all)
         with in_force(FixturesAtHand(self._item, rank, context, notes)), ExitStack() as stack:
             for definition in definitions:
-                stack.callback(definition._finalizers.clear)  # the finalizers of an abandoned set-up
+                stack.callback(take_finalizers, definition)  # the finalizers of an abandoned set-up
                 stack.callback(definition.finish, rank.request)
             for finalizer in rank.finalizers:
                 stack.callback(finalizer)
@@ -388,7 +397,7 @@ class _LastFirst(First):
 
 def _wide(item: pytest.Function) -> list[Any]:
     """Return the fixtures that the item names and that all ranks share."""
-    known = item._fixtureinfo.name2fixturedefs
+    known = definitions_of(item)
     return [known[name][-1] for name in item.fixturenames if name in known and known[name][-1].scope != "function"]
 
 

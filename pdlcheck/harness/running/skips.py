@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from pdlcheck.compat.pytest.items import show_at_item, skip_at_item
 from pdlcheck.errors import WorldTooSmall
 
 __all__ = ["MISSING", "plain_skips", "skip_or_fail", "too_few_ranks_skip"]
@@ -23,7 +24,7 @@ def skip_or_fail(config: pytest.Config, reason: str) -> BaseException:
         missing = pytest.fail.Exception(f"{reason} (--no-skip-worlds)", pytrace=False)
         setattr(missing, MISSING, True)
         return missing
-    return pytest.skip.Exception(reason, _use_item_location=True)
+    return skip_at_item(reason)
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def plain_skips() -> Iterator[None]:
     except pytest.skip.Exception as skip:
         if story := getattr(skip, "__notes__", None):
             story.clear()
-            skip._use_item_location = True  # the location in the rank is not sent to the controller
+            show_at_item(skip)  # the location in the rank is not sent to the controller
         raise
 
 

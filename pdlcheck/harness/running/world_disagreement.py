@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 
+from pdlcheck.compat.pytest.items import runtestprotocol
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.skips import MISSING

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "report": {"bench", "errors"},
     "harness": {"bench", "compat", "errors", "faults", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},
-    "plugin": {"errors", "worlds", "harness"},
+    "plugin": {"compat", "errors", "worlds", "harness"},
     "whole_numbers": set(),
 }
 

@@ -1,0 +1,137 @@
+"""pytest's definitions of fixtures: which a test uses, what they hold, and how they are registered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from pdlcheck.compat.private import take, uses
+
+__all__ = [
+    "all_definitions",
+    "argument_names",
+    "definitions_of",
+    "each_function_scoped",
+    "has_finalizers",
+    "is_direct_parameter",
+    "known_to",
+    "name_of_xunit",
+    "put_finalizers",
+    "register",
+    "repeated_definitions",
+    "sort_definitions",
+    "take_finalizers",
+]
+
+_XUNIT = r"_(?:xunit|unittest)_(setup_module|setup_class|setUpClass)_fixture"  # pytest's names for these
+_FUNCTION = take(
+    "_pytest.scope.Scope.Function", "a scope for fixtures that each rank sets up", lost="a cause of --world"
+)
+
+
+@uses("_pytest.python.Function._fixtureinfo", lost="which fixtures a test uses; tests do not run on ranks")
+def definitions_of(item: Any) -> Mapping[str, Sequence[Any]]:
+    """Return the definitions of each fixture that a test uses, by name; none for an item without fixtures."""
+    info = getattr(item, "_fixtureinfo", None)
+    return {} if info is None else info.name2fixturedefs  # type: ignore[no-any-return]
+
+
+def argument_names(item: Any) -> tuple[str, ...]:
+    """Return the names of the fixtures that a test function takes as arguments."""
+    return item._fixtureinfo.argnames  # type: ignore[no-any-return]
+
+
+@uses("_pytest.python.Metafunc._arg2fixturedefs", lost="the fixtures of a test before it is repeated on worlds")
+def repeated_definitions(metafunc: pytest.Metafunc) -> dict[str, Sequence[Any]]:
+    """Return the definitions that a test will use, by name, while it is repeated; changes apply to the test."""
+    return metafunc._arg2fixturedefs  # type: ignore[return-value]  # of one test
+
+
+@uses(
+    "_pytest.main.Session._fixturemanager",
+    "_pytest.fixtures.FixtureManager._arg2node2fixturedefs or _pytest.fixtures.FixtureManager._arg2fixturedefs",
+    lost="the precedence of another plugin's fixture of the same name",
+)
+def sort_definitions(session: pytest.Session, names: Collection[str], comes_last: Callable[[Any], bool]) -> None:
+    """Let pytest prefer other fixtures of these names to those that ``comes_last`` accepts."""
+    manager: Any = session._fixturemanager
+    for name in names:
+        if (by_name := getattr(manager, "_arg2fixturedefs", None)) is not None:  # pytest < 9.1
+            # The sort is stable, and pytest uses the last definition.
+            by_name.get(name, []).sort(key=lambda definition: not comes_last(definition))
+        elif (by_node := getattr(manager, "_arg2node2fixturedefs", None)) is not None:
+            for definitions in by_node.get(name, {}).values():
+                definitions.sort(key=comes_last)  # pytest uses the first
+
+
+@uses("_pytest.fixtures.FixtureManager._register_fixture", lost="classes that derive from a DistributedFixture")
+def register(collector: Any, name: str, function: Callable[..., object]) -> None:
+    """Register a function as a fixture of function scope for the tests of a collector."""
+    manager = collector.session._fixturemanager
+    manager._register_fixture(name=name, func=function, nodeid=collector.nodeid, scope="function")
+
+
+@uses(
+    "_pytest.fixtures.FixtureManager._get_all_fixture_defs or _pytest.fixtures.FixtureManager._arg2fixturedefs",
+    lost="the next set-up of a fixture that a rank did not finish",
+)
+def all_definitions(session: pytest.Session) -> list[Any]:
+    """Return the definitions of all fixtures of the session."""
+    manager: Any = session._fixturemanager
+    if hasattr(manager, "_get_all_fixture_defs"):
+        return list(manager._get_all_fixture_defs())
+    return list(chain.from_iterable(manager._arg2fixturedefs.values()))  # before pytest 9
+
+
+@uses("_pytest.fixtures.FixtureRequest._fixture_defs", lost="fixtures of each simulated rank's own")
+def known_to(request: Any) -> list[Any]:
+    """Return the definitions of the fixtures that a test's request has set up."""
+    return list(request._fixture_defs.values())
+
+
+@uses("_pytest.fixtures.FixtureDef._finalizers", lost="fixtures of each simulated rank's own")
+def take_finalizers(definition: Any) -> list[Callable[[], object]]:
+    """Remove the finalizers of a fixture and return them, so that another rank can set it up."""
+    finalizers = list(definition._finalizers)
+    definition._finalizers.clear()
+    return finalizers
+
+
+def put_finalizers(definition: Any, finalizers: Sequence[Callable[[], object]]) -> None:
+    """Replace the finalizers of a fixture."""
+    definition._finalizers[:] = finalizers
+
+
+def has_finalizers(definition: Any) -> bool:
+    """Return whether a fixture has finalizers."""
+    return bool(definition._finalizers)
+
+
+@contextmanager
+@uses("_pytest.fixtures.FixtureDef._scope", lost="the search for a shared fixture that makes worlds differ")
+def each_function_scoped(definitions: Sequence[Any]) -> Iterator[None]:
+    """Give fixtures function scope in the block, so that each rank sets them up."""
+    before = [one._scope for one in definitions]
+    try:
+        for one in definitions:
+            one._scope = _FUNCTION
+        yield
+    finally:
+        for one, scope in zip(definitions, before, strict=True):
+            one._scope = scope
+
+
+def is_direct_parameter(definition: Any) -> bool:
+    """Return whether a definition stands for a value that ``parametrize`` passes unchanged."""
+    return bool(definition.func.__module__ == "_pytest.python")
+
+
+def name_of_xunit(argname: str) -> str | None:
+    """Return the name of the user's function behind a fixture that pytest makes of ``setup_module`` or similar."""
+    found = re.match(_XUNIT, argname)
+    return None if found is None else found[1]
