@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck import __version__
+from pdlcheck.compat import private
 from pdlcheck.cores import usable_cores
 from pdlcheck.report.records import Part
 from pdlcheck.verification.worlds import try_world
 from pdlcheck.worlds import WORLDS
 from pdlcheck.worlds.mpi.job import find_mpiexec, why_not
 
-__all__ = ["examine"]
+__all__ = ["examine", "examine_private_names"]
 
 REQUIRED = ("numpy", "pytest", "hypothesis", "cloudpickle", "rich")
 OPTIONAL = {  # packages and the extras that install them
@@ -58,6 +59,24 @@ def examine(trying: Callable[[str], None] = lambda name: None) -> list[Part]:
         *(_world(name, trying) for name in sorted(WORLDS)),
         *(replace(_package(name, f"pip install {name}"), required=True) for name in REQUIRED),
         *(_package(name, f"pip install 'pdlcheck[{extra}]'{NEEDED.get(name, '')}") for name, extra in OPTIONAL.items()),
+        *examine_private_names(),
+    ]
+
+
+def examine_private_names() -> list[Part]:
+    """Return a part for each installed library that lacks private names, or one part if all of them are there."""
+    libraries = private.installed_libraries()
+    lacking = {library: rows for library in libraries if (rows := private.missing(library))}
+    if not lacking:
+        number = sum(len(private.names(library)) for library in libraries)
+        return [Part("private names", f"all {number} of {', '.join(libraries)} are there")]
+    return [
+        Part(
+            f"private names of {library}",
+            "\n".join(f"no {row.path}: {row.purpose.rstrip('.')}. Without it: {row.lost}" for row in rows),
+            f"another version of {library} or of pdlcheck",
+        )
+        for library, rows in lacking.items()
     ]
 
 

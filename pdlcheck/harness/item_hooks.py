@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from pdlcheck.compat.private import warn_of_missing
 from pdlcheck.harness.collection import cases, marker_ownership
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
 
@@ -23,10 +25,15 @@ _COUNTS, _INTERRUPT = "pdlcheck.harness.reporting.world_counts", "pdlcheck.harne
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count tests by world in the controller of pytest-xdist."""
+    """Count tests by world in the controller of pytest-xdist, and warn if pytest lacks private names."""
+    if cases.runs_in_a_rank(config):
+        return
     # The controller of pytest-xdist collects no tests, so pytest_collection_finish never runs there.
-    if config.getoption("dist", "no") != "no" and not cases.runs_in_a_rank(config):
+    if config.getoption("dist", "no") != "no":
         _count_worlds(config)
+        _warn_of_missing_names(config, only_registered=False)
+    else:
+        _warn_of_missing_names(config, only_registered=True)  # the other names matter only to tests with ranks
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,6 +64,17 @@ def _count_worlds(config: pytest.Config) -> None:
         config.pluginmanager.register(WorldCounts(), _COUNTS)
 
 
+def _warn_of_missing_names(config: pytest.Config, *, only_registered: bool) -> None:
+    if not hasattr(config, "workerinput"):  # the controller of pytest-xdist warns
+        warn_of_missing("pytest", partial(_record, config), only_registered=only_registered)
+
+
+def _record(config: pytest.Config, warning: Warning) -> None:
+    from pdlcheck.harness.reporting.summary_warning import record_config_warning
+
+    record_config_warning(config, warning)
+
+
 def _leave(config: pytest.Config) -> None:
     plugins = config.pluginmanager
     plugins.unregister(name=NAME)
@@ -69,6 +87,7 @@ def _leave(config: pytest.Config) -> None:
 def _stay(config: pytest.Config) -> None:
     keep_ctrl_c(config)
     _count_worlds(config)
+    _warn_of_missing_names(config, only_registered=False)
     if hasattr(config, "workerinput"):
         from pdlcheck.harness.collection.devices import divide_among_workers
 
@@ -87,13 +106,16 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
             finish_ranks(session.config, status_of(end))
         raise
-    if session.config.pluginmanager.hasplugin("_cov") and open_worlds(session.config):
-        from pdlcheck.harness.rank.coverage import hand_over
-        from pdlcheck.harness.running.worlds import bring_coverage
+    if open_worlds(session.config):
+        from pdlcheck.compat.pytest_cov import controller_of
 
-        close_worlds(session.config)  # the ranks write their last data when they end
-        bring_coverage(session.config)
-        hand_over(session.config)
+        if controller_of(session.config) is not None:
+            from pdlcheck.harness.rank.coverage import hand_over
+            from pdlcheck.harness.running.worlds import bring_coverage
+
+            close_worlds(session.config)  # the ranks write their last data when they end
+            bring_coverage(session.config)
+            hand_over(session.config)
     return result
 
 
