@@ -13,7 +13,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 __all__ = [
@@ -248,16 +248,19 @@ def _has(path: str, attribute: str) -> bool:
 
 def _resolve(path: str) -> Any:
     """Return the value of a dotted path, or ``_ABSENT``."""
+    if path in sys.modules:  # first: a package may have a function with the name of one of its modules
+        return sys.modules[path]
     module, _, name = path.rpartition(".")
     found = getattr(sys.modules.get(module), name, _ABSENT)
     if found is not _ABSENT:  # most often
         return found
-    first, *rest = path.split(".")
-    value = _module(first)
+    done, *rest = path.split(".")
+    value = _module(done)
     for part in rest:
-        found = getattr(value, part, _ABSENT)
-        if found is _ABSENT and isinstance(value, ModuleType):
-            found = _module(f"{value.__name__}.{part}")
+        done = f"{done}.{part}"
+        found = sys.modules.get(done) or getattr(value, part, _ABSENT)
+        if found is _ABSENT:
+            found = _module(done)
         if found is _ABSENT:
             return _ABSENT
         value = found
