@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-from torch._C._dynamo import eval_frame
+from pdlcheck.compat.torch.dynamo import skip_frames
 
 __all__ = ["uncompiled", "uncompiled_frame"]
 
@@ -23,20 +23,11 @@ def uncompiled(subject: F) -> F:
     """Run a function, or the methods of a class, as they are written, together with everything that they call."""
     for value in vars(subject).values() if isinstance(subject, type) else (subject,):
         if isinstance(value, FunctionType):
-            _leave(value, "SKIP")
+            skip_frames(value, "SKIP")
     return subject
 
 
 def uncompiled_frame(fn: F) -> F:
     """Run a function as it is written; what it calls may be compiled."""
-    _leave(fn, "DEFAULT")
+    skip_frames(fn, "DEFAULT")
     return fn
-
-
-def _leave(fn: Any, what_it_calls: str) -> None:
-    """Mark ``fn`` both for frames that are entered and for calls that Dynamo finds while it traces another frame."""
-    if hasattr(eval_frame, "set_code_exec_strategy"):  # a future torch without this function may compile them correctly
-        action = eval_frame._FrameAction
-        strategy = eval_frame._FrameExecStrategy(action.SKIP, action.__members__[what_it_calls])
-        eval_frame.set_code_exec_strategy(fn.__code__, strategy)
-    vars(fn).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="it communicates")

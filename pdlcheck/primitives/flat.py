@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # one call into C++ for all tensors
+
+from pdlcheck.compat.torch.flat import flatten_dense_tensors, unflatten_dense_tensors
 
 __all__ = ["flatten", "gradient_dtype", "sum_dtype", "unflatten", "wire_buckets"]
 
@@ -62,9 +63,9 @@ def flatten(tensors: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
         alike = [tensor if tensor.dtype is dtype else tensor.to(dtype) for tensor in tensors]
         if len(alike) == 1:  # torch would return a view of a single tensor
             return alike[0].flatten().clone()
-        return _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
+        return flatten_dense_tensors(alike)
 
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return views of ``flat`` with the shapes of ``like``."""
-    return _unflatten_dense_tensors(flat, like)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
+    return unflatten_dense_tensors(flat, like)

@@ -38,9 +38,13 @@ class KeptBytes:
         """Count the elements of ``tensor``, unless its memory belongs to the tensors of ``but``."""
         for part in _strided(tensor.detach()):
             place = part.untyped_storage().data_ptr()
-            if self._but is None or place not in self._but._views:
+            if self._but is None or not self._but.covers(place):
                 self._alive.append(part)
                 self._views[place].add((int(part.storage_offset()), part.shape, part.stride(), part.element_size()))
+
+    def covers(self, address: int) -> bool:
+        """Return whether the memory of a counted tensor begins at this address."""
+        return address in self._views
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from pdlcheck.checks.checkpoint.lost_numbers import IN_CONTAINERS, NUMBERS, numbers_reached
 from pdlcheck.checks.checkpoint.object_graph import Reached, has_state, reached
 from pdlcheck.checks.rank_results import bits
+from pdlcheck.compat.torch.optim import SCHEDULER_COUNTS
 
 __all__ = [
     "IN_CONTAINERS",
@@ -39,7 +40,7 @@ __all__ = [
 _SUMS = 1e-5  # relative; a float32 sum is off by less, and an average without its history by far more
 # Torch's schedulers use these attributes only for warnings. No learning rate depends on them, and a scheduler that is
 # recreated with last_epoch= has other values.
-_COUNTS_OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "verbose")
+_COUNTS_OF_SCHEDULERS = (*SCHEDULER_COUNTS, "verbose")
 _CONTAINERS = (dict, list, collections.deque)
 _SMALL, _TIMES = 2**20, 4  # bytes, and multiples of the model's size; a tensor above both limits is data
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from pdlcheck.checks.message import failure, first_index, made_by_start, name_of, show
 from pdlcheck.checks.state import whole
+from pdlcheck.compat.torch.pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "RELATIVE",

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 
 from pdlcheck.checks.pipeline.counts import counts_in
 from pdlcheck.checks.pipeline.steps import (
@@ -27,6 +26,7 @@ from pdlcheck.checks.pipeline.steps import (
     split_batch,
     tolerance,
 )
+from pdlcheck.compat.torch.pytree import tree_leaves
 
 __all__ = ["Truth"]
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
 from pdlcheck.checks.pipeline.places import has_right_ones, localise_error, order_of_parts, wrong_parts
@@ -34,6 +33,7 @@ from pdlcheck.checks.pipeline.steps import (
 )
 from pdlcheck.checks.pipeline.truth import Truth
 from pdlcheck.checks.state import made_by, require_bits, tied_names
+from pdlcheck.compat.torch.pytree import tree_leaves
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_pipeline"]

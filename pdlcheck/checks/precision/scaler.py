@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.precision.scaler_rules import Rule, Taken, scale_cause, weights_cause
+from pdlcheck.compat.torch.optim import skips_overflows
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_grad_scaler", "check_low_precision_sum"]
@@ -319,9 +320,7 @@ class _Calls:
 
     def _look(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        skips_itself = getattr(optimizer, "_step_supports_amp_scaling", False) and bool(
-            getattr(optimizer, "found_inf", False)
-        )
+        skips_itself = skips_overflows(optimizer) and bool(getattr(optimizer, "found_inf", False))
         if held and not skips_itself:
             self.found.append(not any(grad.any() for grad in held))
 

@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import dataloader
 
 from pdlcheck.checks.randomness.seeding import told_of_seeding
+from pdlcheck.compat.torch.loaders import seeds_no_worker
 
 __all__ = ["GLOBAL", "OF_TORCH", "Draw", "Notes", "Recorder", "code_of", "inside", "others_noted"]
 
 OF_TORCH = "torch"
 GLOBAL = {"random": "the random module", "numpy.random": "numpy.random"}  # argument: name in messages
-_MAKES_WORKERS = dataloader._BaseDataLoaderIter.__init__.__code__
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
@@ -211,7 +210,7 @@ def _line() -> str:
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        if frame.f_code is _MAKES_WORKERS and frame.f_locals["self"]._num_workers == 0:
+        if seeds_no_worker(frame):
             return ""
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import os
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pdlcheck.compat.torch.modules import keep_versions
 from pdlcheck.errors import CheckpointError
 from pdlcheck.primitives.checkpoint.container import FOREIGN, Refused, read
 from pdlcheck.primitives.checkpoint.fitting import describe, require_fit, require_stateful, state_of
@@ -265,9 +265,7 @@ def _apply(objects: Mapping[str, Any], states: dict[str, tuple[Node, Tensors]], 
         state = decode(node, tensors)
         if isinstance(held, nn.Module):
             state = OrderedDict(state)
-            with contextlib.suppress(AttributeError):
-                # The versions of the modules' formats are those of the object, because the model is the same.
-                vars(state)["_metadata"] = before[name]._metadata
+            keep_versions(state, before[name])  # the model is the same
         try:
             _put(held, state)
         except Exception as error:

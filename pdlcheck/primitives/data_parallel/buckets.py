@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from pdlcheck.compat.torch.flat import foreach_copy_, foreach_mul_
 from pdlcheck.primitives.flat import gradient_dtype
 
 __all__ = ["Bucket", "GradBucket"]
@@ -121,7 +122,7 @@ class Bucket:
         """
         self.note([None if empty else p.grad for p in self.params], trouble=trouble)
         if self.is_whole and not self.has_taken:
-            torch._foreach_copy_(self.views, self._whole_grads())  # copies nothing if the gradient is the view
+            foreach_copy_(self.views, self._whole_grads())  # copies nothing if the gradient is the view
             if scale != 1:
                 self.flat.mul_(scale)
         else:
@@ -168,7 +169,7 @@ class Bucket:
             for param, view in zip(self.params, self.views, strict=True):
                 param.grad = view
         elif self.is_whole:
-            torch._foreach_copy_(self._whole_grads(), self.views)
+            foreach_copy_(self._whole_grads(), self.views)
         else:
             assert used is not None  # this rank lacks a gradient, so the flags were read
             for param, grad, view, somewhere in zip(self.params, self.grads, self.views, used, strict=True):
@@ -189,9 +190,9 @@ class Bucket:
         held = [(self.views[i], grad) for i in left if (grad := self.grads[i]) is not None]
         if held:
             views = [view for view, _ in held]
-            torch._foreach_copy_(views, [grad for _, grad in held])
+            foreach_copy_(views, [grad for _, grad in held])
             if scale != 1:
-                torch._foreach_mul_(views, scale)
+                foreach_mul_(views, scale)
         for i in left:
             if self.grads[i] is None:
                 self.views[i].zero_()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from pdlcheck.compat.torch.modules import own_buffers, own_children, own_parameters
 from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["Wrapped"]
@@ -34,10 +36,10 @@ class Wrapped:
         self._pointers = self._pointers_now()
         self._frozen = [p for p in self._held if not p.requires_grad]
         modules = list(module.modules())
-        self._tables: list[dict[str, object]] = [m._parameters for m in modules]  # type: ignore[misc]  # invariance
-        self._tables += [m._modules for m in modules]  # type: ignore[misc]
+        self._tables: list[dict[str, Any]] = [own_parameters(m) for m in modules]
+        self._tables += [own_children(m) for m in modules]
         self._ids = self._ids_now()
-        self._has_buffers = any(m._buffers for m in modules)
+        self._has_buffers = any(own_buffers(m) for m in modules)
         self._kinds = _kinds(self.buffers())
 
     def buffers(self) -> dict[str, Tensor]:

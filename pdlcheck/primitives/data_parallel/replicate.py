@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.compat.torch.modules import copy_tables, is_compiled
+
 __all__ = ["replicate", "require_replicable"]
 
 # A module may hold a vocabulary in a list. Longer containers are not searched for parameters, to keep steps fast.
@@ -62,7 +64,7 @@ def require_replicable(module: nn.Module) -> None:
         where = f"{type(part).__name__} {name!r}" if name else f"a {type(part).__name__}"
         if isinstance(part, torch.jit.ScriptModule):
             raise TypeError(f"DataParallel cannot copy {where}: it is compiled; wrap the module that it was made of")
-        if "_orig_mod" in part._modules or getattr(part, "_compiled_call_impl", None) is not None:
+        if is_compiled(part):
             raise TypeError(f"DataParallel cannot copy {where}: it is compiled; wrap the module before torch.compile")
         if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise TypeError(f"DataParallel got {where}, which makes replicas itself; pass its .module")
@@ -142,8 +144,7 @@ def _shell(module: nn.Module, swapped: dict[int, Any]) -> nn.Module:
     for part in parts:
         shell = swapped[id(part)]
         shell.__dict__ = {name: _swap(value, swapped) for name, value in part.__dict__.items()}
-        for registry in ("_parameters", "_buffers", "_modules"):  # new dicts, separate from the module's
-            shell.__dict__[registry] = {k: swapped.get(id(v), v) for k, v in part.__dict__[registry].items()}
+        copy_tables(part, shell, swapped)
     return swapped[id(module)]  # type: ignore[no-any-return]  # the map holds tensors and modules
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pdlcheck.compat.torch.modules import own_buffers, own_parameters
+
 __all__ = ["Values", "buffers_of", "call_with"]
 
 Values = Mapping[str, Tensor | None]
@@ -21,7 +23,7 @@ def buffers_of(module: object) -> dict[str, Tensor | None]:
     found: dict[str, Tensor | None] = {}
     if isinstance(module, nn.Module):
         for prefix, part in module.named_modules():
-            found.update({_join(prefix, name): None for name, buffer in part._buffers.items() if buffer is None})
+            found.update({_join(prefix, name): None for name, buffer in own_buffers(part).items() if buffer is None})
         found.update((name, buffer.detach().clone()) for name, buffer in module.named_buffers())
     return found
 
@@ -36,7 +38,7 @@ def call_with(module: nn.Module, values: Values, *args: Any) -> Any:
     places: dict[str, Tensor] = {}
     by_hand: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]] = []
     for prefix, part in module.named_modules():
-        for held in (part._parameters, part._buffers):
+        for held in (own_parameters(part), own_buffers(part)):
             for name, tensor in held.items():
                 full = _join(prefix, name)
                 if full in values and (tensor is None or values[full] is None):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from pdlcheck.compat.torch.pytree import tree_map
 from pdlcheck.primitives.outputs import parameters_behind
 from pdlcheck.primitives.pipeline.batches import moved
 from pdlcheck.primitives.pipeline.calling import buffers_of, call_with

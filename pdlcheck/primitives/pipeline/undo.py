@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.compat.torch.modules import own_buffers
+
 __all__ = ["Undo"]
 
 Place = tuple[nn.Module, str]
@@ -49,7 +51,7 @@ class Undo:
             self._random_cuda = torch.cuda.get_rng_state(self.device)
         self._kept, before, self._versions = {}, self._versions, {}
         for part in self._parts:
-            for name, buffer in part._buffers.items():
+            for name, buffer in own_buffers(part).items():
                 place = part, name
                 if buffer is not None and not everything and place not in self._written:
                     self._versions[place] = version = id(buffer), 0 if buffer.is_inference() else buffer._version
@@ -73,7 +75,7 @@ class Undo:
         for place, (buffer, value) in self._kept.items():
             if not _is_still(place, buffer, value):
                 part, name = place
-                part._buffers[name] = buffer
+                own_buffers(part)[name] = buffer
                 if buffer is not None and value is not None:
                     with torch.no_grad():
                         buffer.copy_(value)
@@ -82,7 +84,7 @@ class Undo:
 def _is_still(place: Place, buffer: Tensor | None, value: Tensor | None) -> bool:
     """Return whether ``buffer`` is at its place and has its ``value``."""
     part, name = place
-    if part._buffers.get(name) is not buffer:
+    if own_buffers(part).get(name) is not buffer:
         return False
     if buffer is None or value is None:
         return True

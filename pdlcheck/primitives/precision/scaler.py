@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pdlcheck.compat.torch.optim import overflows_of
 from pdlcheck.primitives.arguments import Members, members
 from pdlcheck.primitives.precision.clip import clip_grad_norm
 from pdlcheck.primitives.precision.rows import Rows, gather_rows, raise_everywhere
@@ -94,8 +95,7 @@ class DistributedGradScaler(torch.amp.GradScaler):
             super().unscale_(optimizer)
         except (RuntimeError, ValueError) as error:
             problem = error
-        # This is the only place that uses a private attribute of torch's scaler; FSDP's scaler does the same.
-        found: dict[torch.device, Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        found = overflows_of(self, optimizer)
         overflow = any(bool(flag) for flag in found.values())
         state = self.state_dict()
         rows = gather_rows([problem is not None, overflow, self._scaled, *state.values()], who)
