@@ -96,23 +96,34 @@ def require_gradients(
     dtype: torch.dtype,
     seed: int,
     again: bool,
+    who: str | None = None,
+    note: str | None = None,
 ) -> None:
     """Check the gradients as :func:`check_gradients_equal_single_process` does.
 
     ``again``: call ``sync`` twice, as that check does. Pass False for a ``sync`` that runs its own forward and backward
-    passes, as in the checks of wrappers.
+    passes, as in the checks of wrappers. ``who`` begins the messages; None is the name of ``sync``. ``note`` is added to
+    an error of the run, raised by a rank or by the world.
     """
     __tracebackhide__ = True
+    who = name_of(sync) if who is None else who
     shards = _pairs(shards)
     shards = [(_cast(x, dtype), _cast(y, dtype)) for x, y in shards]
     sizes = [len(x) for x, _ in shards]
     if not sum(sizes):
-        raise Inconclusive(f"{name_of(sync)}: no rank has a sample, there is no gradient to compare")
+        raise Inconclusive(f"{who}: no rank has a sample, there is no gradient to compare")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = made_wide(make)
         model = model if dtype is torch.float64 else model.to(dtype)
-    everyone: list[list[Gradients]] = world.run(_synchronised, model, loss, shards, sync, again, world_size=len(shards))
+    try:
+        everyone: list[list[Gradients]] = world.run(
+            _synchronised, model, loss, shards, sync, again, who, world_size=len(shards)
+        )
+    except Exception as error:
+        if note is not None:
+            error.add_note(note)
+        raise
     union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
     reference = Reference(
         union=gradients(model, loss, union),
@@ -122,19 +133,19 @@ def require_gradients(
         dtype=dtype,
     )
     if not any(grad is not None and grad.any() for grad in reference.union.values()):
-        raise Inconclusive(f"{name_of(sync)}: the gradient on all samples is zero, no fault would show")
+        raise Inconclusive(f"{who}: the gradient on all samples is zero, no fault would show")
     facts = case(world, len(shards), samples=sizes, seed=seed)
     try:
-        _require_equal(f"{name_of(sync)}:", reference, [calls[0] for calls in everyone], facts)
+        _require_equal(f"{who}:", reference, [calls[0] for calls in everyone], facts)
         if all(len(calls) > 1 for calls in everyone):
-            who = f"{name_of(sync)}: in its second call, after {AGAIN:g} times the loss,"
-            _require_equal(who, reference.times(AGAIN), [calls[1] for calls in everyone], facts)
+            second = f"{who}: in its second call, after {AGAIN:g} times the loss,"
+            _require_equal(second, reference.times(AGAIN), [calls[1] for calls in everyone], facts)
     except AssertionError:
         once_more = gradients(model, loss, union)
         if all(reference.accepts(name, once_more[name]) for name in once_more):
             raise
         raise Inconclusive(
-            f"{name_of(sync)}: the gradient of one process differs from run to run, the model draws random numbers "
+            f"{who}: the gradient of one process differs from run to run, the model draws random numbers "
             "as dropout does; call .eval() on it in make"
         ) from None
 
@@ -183,7 +194,12 @@ def _on_some_alone(wrong: Sequence[Sequence[str]]) -> str | None:
 
 
 def _synchronised(
-    model: nn.Module, loss: Loss, shards: Sequence[Shard], sync: Callable[[nn.Module, int], object], again: bool
+    model: nn.Module,
+    loss: Loss,
+    shards: Sequence[Shard],
+    sync: Callable[[nn.Module, int], object],
+    again: bool,
+    who: str,
 ) -> list[Gradients]:
     """Run backward on this rank's shard, then ``sync``, once or twice; return the gradients after each call."""
     torch.manual_seed(dist.get_rank() + 1)
@@ -196,7 +212,7 @@ def _synchronised(
         if len(inputs):
             value = factor * loss(model(inputs), targets)
             _require_one_number(value)
-            _require_way_back(name_of(sync), model, value)
+            _require_way_back(who, model, value)
             value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with naming_parameters_without_gradient(model, asks=False) if again else nullcontext():
             sync(model, len(inputs))

@@ -17,7 +17,7 @@ from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes
 from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
-__all__ = ["check_replicas_in_sync", "check_same_start"]
+__all__ = ["Look", "check_replicas_in_sync", "check_same_start", "require_in_sync"]
 
 _ONLY_GRADIENTS = (
     "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
@@ -80,23 +80,33 @@ def check_replicas_in_sync(
         >>> check_replicas_in_sync(start, get_world("sim"), world_size=2)
     """
     __tracebackhide__ = True
+    look = Look(steps, sync_every, buffers, gradients)
+    require_in_sync(name_of(start), start, world, look, world_size=world_size, seed=seed)
+
+
+def require_in_sync(who: str, start: Start, world: Any, look: Look, *, world_size: int, seed: int) -> None:
+    """Check replicas as :func:`check_replicas_in_sync` does.
+
+    ``who`` begins the messages, and ``look`` says what is compared after which steps.
+    """
+    __tracebackhide__ = True
     if world_size < 2:
         raise ValueError(f"check_replicas_in_sync compares ranks, it needs world_size 2 or more, got {world_size}")
-    look = Look(steps, sync_every, buffers, gradients)
     traces = world.run(_trace, start, look, seed, world_size=world_size)
-    facts = case(world, world_size, steps=steps, sync_every=sync_every if sync_every > 1 else None, seed=seed)
+    every = look.sync_every if look.sync_every > 1 else None
+    facts = case(world, world_size, steps=look.steps, sync_every=every, seed=seed)
     first: Trace = traces[0]
     if first.where is None:
-        if steps and not first.moved:
-            raise Inconclusive(f"{name_of(start)}: no parameter changed in {steps} steps, the check saw nothing")
+        if look.steps and not first.moved:
+            raise Inconclusive(f"{who}: no parameter changed in {look.steps} steps, the check saw nothing")
         return
-    when = "before the first step" if first.where == 0 else f"after step {first.where * sync_every}"
+    when = "before the first step" if first.where == 0 else f"after step {first.where * look.sync_every}"
     _raise_where_replicas_differ(
-        f"{name_of(start)}: replicas differ {when}",
+        f"{who}: replicas differ {when}",
         [trace.value for trace in traces],
         first.names,
         buffers=_only_buffers(first.where, [trace.value for trace in traces], first.names),
-        likely_cause=_cause(first.where, first.names, gradients, [trace.value for trace in traces]),
+        likely_cause=_cause(first.where, first.names, look.gradients, [trace.value for trace in traces]),
         case=facts,
     )
 
@@ -116,18 +126,17 @@ def check_same_start(make: Callable[[], nn.Module], world: Any, *, world_size: i
     def start() -> tuple[nn.Module, Callable[[int], object]]:
         return made_by(make), print
 
-    start.__name__ = name_of(make)
-    check_replicas_in_sync(start, world, world_size=world_size, steps=0, seed=seed)
+    require_in_sync(name_of(make), start, world, Look(0), world_size=world_size, seed=seed)
 
 
 @dataclass(frozen=True)
 class Look:
-    """The steps after which each replica is recorded, and the kinds of tensors to record."""
+    """The number of steps, those after which each replica is recorded, and the kinds of tensors to record."""
 
     steps: int
-    sync_every: int
-    buffers: bool
-    gradients: bool
+    sync_every: int = 1
+    buffers: bool = True
+    gradients: bool = True
 
 
 @dataclass(frozen=True)

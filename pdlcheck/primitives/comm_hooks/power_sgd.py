@@ -75,8 +75,8 @@ class PowerSGDState:
         self.seed = seed
         self.group = group
         self.step = 0
-        self._factors: dict[str, Tensor] = {}
-        self._begun: list[_Bucket] = []
+        self.factors: dict[str, Tensor] = {}  # Q of the last step, by name
+        self.pending: list[_Bucket] = []  # the buckets of this step whose first phase is posted
 
     def compresses(self, parameter: Tensor) -> bool:
         """Return whether this parameter is sent as factors. The first dimension gives the rows of its matrix."""
@@ -98,7 +98,7 @@ class PowerSGDState:
             "approximation": self.rank,
             "step": self.step,
             "residuals": self.residuals.state_dict(),
-            "factors": {name: factor.clone() for name, factor in self._factors.items()},
+            "factors": {name: factor.clone() for name, factor in self.factors.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,14 +114,14 @@ class PowerSGDState:
             if name not in self.residuals.parameters:
                 raise ValueError(f"PowerSGDState got saved factors of {name!r}, the model has no such parameter")
         self.residuals.load_state_dict(state["residuals"])
-        self._factors = {name: factor.detach().clone() for name, factor in state["factors"].items()}
+        self.factors = {name: factor.detach().clone() for name, factor in state["factors"].items()}
         self.step = int(state["step"])
 
-    def _factor(self, parameter: Tensor) -> Tensor:
+    def factor_of(self, parameter: Tensor) -> Tensor:
         """Return the factor Q of this step, of shape columns x rank."""
         name = self.residuals.name(parameter)
-        if self.warm_start and name in self._factors:
-            return self._factors[name].to(parameter.device)
+        if self.warm_start and name in self.factors:
+            return self.factors[name].to(parameter.device)
         rows, columns = _sides(parameter)
         place = list(self.residuals.parameters).index(name)
         step = 0 if self.warm_start else self.step
@@ -208,7 +208,7 @@ def power_sgd(state: PowerSGDState, bucket: Bucket) -> torch.futures.Future[Tens
         raise TypeError(f"power_sgd takes a PowerSGDState as its state, got {type(state).__name__}")
     world_size = members("power_sgd", state.group).world_size
     if bucket.index() == 0:
-        state._begun = []  # a failed backward pass may have left buckets
+        state.pending = []  # a failed backward pass may have left buckets
     compressing = state.step >= state.start_step
     begun = _first_phase(state, bucket, compressing)
     if not bucket.is_last():
@@ -231,20 +231,20 @@ def _first_phase(state: PowerSGDState, bucket: Bucket, compressing: bool) -> _Bu
         flat = grad.detach().reshape(sides).to(dtype)
         used = torch.linalg.vector_norm(flat) != 0  # true for NaN
         whole = flat + state.residuals.of(parameter).view(sides)
-        matrices.append(_Matrix(parameter, grad, used, whole, state._factor(parameter)))
+        matrices.append(_Matrix(parameter, grad, used, whole, state.factor_of(parameter)))
     parts = [*plain, *(torch.where(matrix.used, matrix.whole @ matrix.factor, 0) for matrix in matrices)]
     message = torch.cat([part.detach().reshape(-1).to(dtype) for part in parts])
     work = dist.all_reduce(message, group=state.group, async_op=True)
     devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type == "cuda" else []
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     begun = _Bucket(buffer, plain, matrices, message, work, future)
-    state._begun.append(begun)
+    state.pending.append(begun)
     return begun
 
 
 def _second_phase(state: PowerSGDState, world_size: int) -> None:
     """Wait for the first phases in order, send all Q, and write the result into every bucket."""
-    buckets, state._begun = state._begun, []
+    buckets, state.pending = state.pending, []
     for begun in buckets:
         begun.work.wait()
         begun.message /= world_size
@@ -284,7 +284,7 @@ def _mean_of_rights(state: PowerSGDState, matrices: list[_Matrix], world_size: i
             state.residuals.keep(matrix.parameter, _chosen(finite, rest, state.residuals.of(matrix.parameter)))
         if state.warm_start:
             name = state.residuals.name(matrix.parameter)
-            state._factors[name] = torch.where(finite & mean.any(), mean, matrix.factor)
+            state.factors[name] = torch.where(finite & mean.any(), mean, matrix.factor)
 
 
 def _chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -11,17 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _get_device_index  # torch's own wrappers read device_ids with it
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map  # torch's own wrappers walk inputs with it
 
+from pdlcheck.compat.torch.data_parallel import ignore_names, ignored_names, is_joining
+from pdlcheck.compat.torch.devices import device_index
+from pdlcheck.compat.torch.pytree import tree_map
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.broadcasts import broadcast_tensors
 from pdlcheck.primitives.data_parallel.agreement import require_alike
 from pdlcheck.primitives.data_parallel.changes import Wrapped
 from pdlcheck.primitives.data_parallel.hook_answers import Hook
-from pdlcheck.primitives.data_parallel.joining import Shadow, tell
+from pdlcheck.primitives.data_parallel.joining import Replica, Shadow
 from pdlcheck.primitives.data_parallel.logging_data import logging_data
 from pdlcheck.primitives.data_parallel.options import (
     bucket_caps,
@@ -32,12 +33,11 @@ from pdlcheck.primitives.data_parallel.options import (
 )
 from pdlcheck.primitives.data_parallel.reducer import Reducer
 from pdlcheck.primitives.data_parallel.sparse_bucket import sparse_embeddings
-from pdlcheck.uncompiled import uncompiled, uncompiled_frame
+from pdlcheck.uncompiled import uncompiled_frame
 
 __all__ = ["DistributedDataParallel"]
 
 ME = "DistributedDataParallel"
-IGNORED = "_ddp_params_and_buffers_to_ignore"  # a module's attribute: names that the wrapper ignores
 
 
 class Owner:
@@ -172,7 +172,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         if device_mesh is not None:  # otherwise the attribute does not exist, as in torch
             self.device_mesh = device_mesh
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self._who = who
         self._options: dict[str, Any] = {
             "dim": dim,
             "broadcast_buffers": broadcast_buffers,
@@ -188,7 +187,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             "first_bucket_mb": first_bucket_mb,
             "reduce_dtype": reduce_dtype,
         }
-        self.parameters_to_ignore = set(getattr(module, IGNORED, ()))
+        self.parameters_to_ignore = ignored_names(module)
         absent = {
             "delay_all_reduce_named_params": delay_all_reduce_named_params,
             "param_to_hook_all_reduce": param_to_hook_all_reduce,
@@ -211,10 +210,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.device = next(iter(trained.values())).device
         self.device_type = self.device.type
         self.is_multi_device_module = len({param.device for param in self._wrapped.parameters.values()}) > 1
-        self.device_ids = [_get_device_index(one, True) for one in device_ids] if device_ids else None
+        self.device_ids = [device_index(one, True) for one in device_ids] if device_ids else None
         self.output_device = None
         if self.device_ids is not None:
-            self.output_device = _get_device_index(self.device_ids[0] if output_device is None else output_device, True)
+            self.output_device = device_index(self.device_ids[0] if output_device is None else output_device, True)
         caps = bucket_caps(first_bucket_mb, cap_mb, caps_mb)
         self.bucket_bytes_cap = max(caps)
         self.bucket_bytes_cap_list = caps if caps_mb else []
@@ -230,6 +229,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             find_unused=find_unused_parameters,
             static_graph=static_graph,
         )
+        self._replica = Replica(who, self._wrapped, self._reducer, self.device)
         self._owner = Owner()
         weakref.finalize(self._owner, self._reducer.close).atexit = False
 
@@ -240,11 +240,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         reducer.prepare()
         syncs = self.require_backward_grad_sync and torch.is_grad_enabled()
         change = self._wrapped.change() if syncs else None
-        if self._join_config.enable:
+        if is_joining(self):
             Join.notify_join_context(self)
-            tell(self, syncs=syncs, buffers=self.require_forward_param_sync)
+            self._replica.tell(syncs=syncs, buffers=self.require_forward_param_sync)
         if self.forward_sync_buffers and self.require_forward_param_sync:
-            change = self._take_buffers() or change
+            change = self._replica.take_buffers() or change
             if change is not None and not syncs:
                 raise RuntimeError(f"{ME}: {change}")
         self.require_forward_param_sync = syncs
@@ -325,8 +325,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook for ``torch.distributed.algorithms.join.Join``."""
-        self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
-        return Shadow(self)
+        self._replica.divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
+        return Shadow(self._replica, lambda: self.forward_sync_buffers)
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -360,7 +360,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     # -- methods with the names of torch's wrapper, which torch documents or other libraries call ----
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
-        return logging_data(self)
+        return logging_data(self, self._reducer)
 
     def _set_static_graph(self) -> None:
         if self._reducer.is_rebuilt and not self.static_graph:
@@ -369,7 +369,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, params_and_buffers_to_ignore: list[str]) -> None:
-        setattr(module, IGNORED, params_and_buffers_to_ignore)
+        ignore_names(module, params_and_buffers_to_ignore)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         """Return a new wrapper around a copy of the module. No communication.
@@ -394,20 +394,6 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{ME} holds a process group, which cannot be pickled; save .module or its state_dict()")
-
-    @uncompiled
-    def _take_buffers(self) -> str | None:
-        """Broadcast the buffers; then return a description of their change on this rank, or None.
-
-        The broadcast comes first, because the other ranks wait for it.
-        """
-        buffers, change = self._wrapped.buffers_to_take()
-        if buffers:
-            # Autograd must not count this change, so copy into `.data`: a batch norm may run twice before one backward
-            # pass, which does not need its running statistics.
-            uncounted = [buffer.data for buffer in buffers]
-            broadcast_tensors(uncounted, self._who.at(self._reducer.authority), self.process_group)
-        return change
 
     def _moved(self, value: Any) -> Any:
         assert self.device_ids is not None

@@ -11,16 +11,21 @@ from pdlcheck.primitives.data_parallel.hook_answers import name_of
 
 if TYPE_CHECKING:
     from pdlcheck.primitives.data_parallel.distributed import DistributedDataParallel
+    from pdlcheck.primitives.data_parallel.reducer import Reducer
 
 __all__ = ["logging_data"]
 
 
-def logging_data(wrapper: DistributedDataParallel) -> dict[str, str | int]:
+def logging_data(wrapper: DistributedDataParallel, reducer: Reducer) -> dict[str, str | int]:
     """Return the options and the contents of ``wrapper``, under the names that torch's wrapper uses.
 
     No times are included, because they need a clock in each step.
+
+    Args:
+        wrapper: the wrapper of this rank.
+        reducer: its reducer.
     """
-    reducer, hook = wrapper._reducer, wrapper._reducer.hook
+    hook = reducer.hook
     told: dict[str, str | int] = {
         "module_name": type(wrapper.module).__name__,
         "backend_name": wrapper.process_group.name(),
