@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.tensors import sparse_parts
+
 __all__ = ["KeptBytes", "nbytes_of"]
 
 View = tuple[int, torch.Size, tuple[int, ...], int]  # offset, shape and strides in elements, bytes of an element
@@ -77,7 +79,7 @@ def _seen(views: set[View]) -> int:
 def _strided(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the dense tensors that ``tensor`` consists of."""
     if tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
+        yield from sparse_parts(tensor)
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

@@ -102,8 +102,8 @@ def require_gradients(
     """Check the gradients as :func:`check_gradients_equal_single_process` does.
 
     ``again``: call ``sync`` twice, as that check does. Pass False for a ``sync`` that runs its own forward and backward
-    passes, as in the checks of wrappers. ``who`` begins the messages; None is the name of ``sync``. ``note`` is added to
-    an error of the run, raised by a rank or by the world.
+    passes, as in the checks of wrappers. ``who`` begins the messages; None is the name of ``sync``. ``note`` is added
+    to an error of the run, raised by a rank or by the world.
     """
     __tracebackhide__ = True
     who = name_of(sync) if who is None else who

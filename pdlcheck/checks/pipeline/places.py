@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.checks.pipeline.steps import Named, is_near
-from pdlcheck.compat.torch.modules import own_children
+from pdlcheck.compat.torch.modules import submodules
 
 __all__ = ["has_right_ones", "localise_error", "order_of_parts", "wrong_parts"]
 
@@ -51,7 +51,7 @@ def localise_error(
     """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         return None
-    order = list(own_children(model))  # named_children lists a layer that occurs twice only once
+    order = list(submodules(model))  # named_children lists a layer that occurs twice only once
     at = {name: order.index(_layer(name)) for name in _right_ones(everyone, wrong, right) if _layer(name) in order}
     if not at:
         return None

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pdlcheck.checks.randomness.seeding import told_of_seeding
 from pdlcheck.compat.torch.loaders import seeds_no_worker
+from pdlcheck.compat.torch.modes import TorchDispatchMode
 
 __all__ = ["GLOBAL", "OF_TORCH", "Draw", "Notes", "Recorder", "code_of", "inside", "others_noted"]
 
@@ -97,7 +97,7 @@ def inside(modules: Sequence[nn.Module], notes: Notes) -> Iterator[None]:
         yield
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]  # its type is not public
     """A dispatch mode that records the state of the global generator before each operation that draws from it.
 
     Args:
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, notes: Notes, counted: Sequence[torch.Generator]) -> None:
         """Observe the global generator and the generators ``counted``."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._notes = notes
         self._counted = counted
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.join import Joinable
 
-from pdlcheck.compat.private import uses
+from pdlcheck.compat.private import take, uses
 from pdlcheck.compat.torch.dynamo import skip_frames
 
-__all__ = ["ignore_names", "ignored_names", "is_joining"]
+__all__ = ["device_index", "ignore_names", "ignored_names", "is_joining"]
+
+device_index: Callable[[int | torch.device, bool], int] = take(
+    "torch._utils._get_device_index",
+    "the index of an entry of device_ids, read as by torch's wrapper",
+    lost="DistributedDataParallel takes no device_ids",
+)
 
 
 @uses(

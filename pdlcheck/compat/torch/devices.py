@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -15,7 +14,6 @@ __all__ = [
     "default_device",
     "default_devices",
     "device_constructors",
-    "device_index",
     "is_built",
     "is_used_before_fork",
     "parse_to",
@@ -34,11 +32,6 @@ FACTORY_UNDER_DEFAULT_DEVICE: Final = name(
     lost=_CUDA,
 )
 
-device_index: Callable[[int | torch.device, bool], int] = take(
-    "torch._utils._get_device_index",
-    "the index of an entry of device_ids, read as by torch's wrappers",
-    lost="DistributedDataParallel takes no device_ids",
-)
 parse_to: Any = take(
     "torch._C._nn._parse_to",
     "Module.to where CUDA code runs on the CPU",

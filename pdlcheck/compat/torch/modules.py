@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pdlcheck.compat.private import uses
 
-__all__ = ["copy_tables", "is_compiled", "keep_versions", "own_buffers", "own_children", "own_parameters", "submodules"]
+__all__ = ["copy_tables", "is_compiled", "keep_versions", "own_buffers", "own_parameters", "submodules"]
 
 
 @uses("torch.nn.Module._parameters", lost="parameters that were exchanged after wrapping are not detected")
@@ -29,18 +29,10 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-@uses(
-    "torch.nn.Module._modules",
-    lost="a layer that occurs twice in a model is not found, nor an exchanged one; nor are names such as self.fc1.weight",
-)
-def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return a module's table of submodules, in which a layer may occur twice."""
-    return module._modules
-
-
-def submodules(owner: object) -> Mapping[str, nn.Module | None]:
+@uses("torch.nn.Module._modules", lost="layers that occur twice or are exchanged, and names such as self.fc1.weight")
+def submodules(owner: Any) -> dict[str, Any]:
     """Return the modules in the attributes of an object, each under all its names; empty if it is no module."""
-    return own_children(owner) if isinstance(owner, nn.Module) else {}
+    return getattr(owner, "_modules", {})
 
 
 def copy_tables(module: nn.Module, copied: nn.Module, replaced: Mapping[int, Any]) -> None:
@@ -58,7 +50,7 @@ def copy_tables(module: nn.Module, copied: nn.Module, replaced: Mapping[int, Any
 @uses("torch.nn.Module._compiled_call_impl", lost="DataParallel copies a compiled module, with wrong results")
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``torch.compile`` was called on a module, which then cannot be copied."""
-    return "_orig_mod" in own_children(module) or module._compiled_call_impl is not None
+    return "_orig_mod" in submodules(module) or module._compiled_call_impl is not None
 
 
 @uses("torch.nn.Module._metadata", lost="modules read a checkpoint as one of an older format")

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pdlcheck.compat.torch.groups import backend_name
+
 __all__ = ["then_on_device"]
 
 
@@ -37,7 +39,7 @@ def then_on_device(
         return done.then(lambda told: (told.value(), finish())[1])
     members: Any = dist.group.WORLD if group is None else group
     own = torch.cuda.current_stream(buffer.device)
-    behind = members._get_backend(buffer.device).name() == "nccl"
+    behind = backend_name(members, buffer.device) == "nccl"
 
     def follow(told: torch.futures.Future[Any]) -> Tensor:
         told.value()

@@ -71,7 +71,7 @@ class Bucket:
         self.expected = len(sizes)
         self.launched_at = 0
         self.grads: list[Tensor | None] = []
-        self.pending: torch._C.Future[Any] | dist.Work | None = None
+        self.pending: torch.futures.Future[Any] | dist.Work | None = None
 
     def begin(self) -> None:
         """Begin a backward pass. Parameters that fired before count as used, but their gradients are not final."""

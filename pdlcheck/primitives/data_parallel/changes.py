@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pdlcheck.compat.torch.modules import own_buffers, own_children, own_parameters
+from pdlcheck.compat.torch.modules import own_buffers, own_parameters, submodules
 from pdlcheck.uncompiled import uncompiled
 
 __all__ = ["Wrapped"]
@@ -37,7 +37,7 @@ class Wrapped:
         self._frozen = [p for p in self._held if not p.requires_grad]
         modules = list(module.modules())
         self._tables: list[dict[str, Any]] = [own_parameters(m) for m in modules]
-        self._tables += [own_children(m) for m in modules]
+        self._tables += [submodules(m) for m in modules]
         self._ids = self._ids_now()
         self._has_buffers = any(own_buffers(m) for m in modules)
         self._kinds = _kinds(self.buffers())

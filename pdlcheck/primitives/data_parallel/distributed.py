@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
-from pdlcheck.compat.torch.data_parallel import ignore_names, ignored_names, is_joining
-from pdlcheck.compat.torch.devices import device_index
+from pdlcheck.compat.torch.data_parallel import device_index, ignore_names, ignored_names, is_joining
 from pdlcheck.compat.torch.pytree import tree_map
 from pdlcheck.primitives.arguments import members
 from pdlcheck.primitives.broadcasts import broadcast_tensors

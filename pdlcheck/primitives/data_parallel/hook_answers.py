@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdlcheck.compat.torch.futures import Future
 from pdlcheck.primitives.data_parallel.buckets import Bucket, GradBucket
 
 __all__ = ["Hook", "ask", "name_of", "take_answer"]
@@ -27,7 +28,7 @@ def name_of(hook: Hook) -> str:
 def ask(state: object, hook: Hook, bucket: Bucket, *, is_last: bool) -> str | None:
     """Call the hook for ``bucket``. If its result is not a future, mark the bucket and return the problem."""
     found: object = hook(state, GradBucket(bucket, is_last=is_last))
-    if isinstance(found, torch._C.Future):  # the base class of torch.futures.Future
+    if isinstance(found, Future):
         bucket.pending = found
         return None
     return _refused(bucket, f"the communication hook {name_of(hook)} returned {_kind(found)}; {CURE}")

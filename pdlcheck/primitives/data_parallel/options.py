@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from pdlcheck.compat.torch.groups import backend_name
 from pdlcheck.primitives.arguments import Members, require_state, require_writable
 from pdlcheck.primitives.data_parallel.sparse_bucket import sparse_embeddings
 from pdlcheck.primitives.flat import gradient_dtype
@@ -110,7 +111,7 @@ def _wrong_module(module: nn.Module, ignored: set[str], who: Members, options: M
     for name, table in sparse_embeddings(module).items():
         if name not in trained:
             continue
-        backend = who.group._get_backend(table.device).name()
+        backend = backend_name(who.group, table.device)
         if backend not in SUMS_SPARSE or table.is_complex():
             return (
                 f"the gradient of {name!r}, {table.dtype}, is sparse, of which {backend} makes no sums; build the "

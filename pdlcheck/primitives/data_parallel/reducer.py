@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from pdlcheck.compat.torch.autograd import call_after_backward
+from pdlcheck.compat.torch.hooks import accumulation_hooks
 from pdlcheck.primitives.arguments import Members
 from pdlcheck.primitives.data_parallel.agreement import raise_together
 from pdlcheck.primitives.data_parallel.assignment import assign_buckets
@@ -150,7 +151,7 @@ class Reducer:
                 handle = register(hook)
                 self._handles.append(handle)
                 if hook != bucket.ready.append:
-                    self._tables.append(param._post_accumulate_grad_hooks)
+                    self._tables.append(accumulation_hooks(param))
                     self._own.append(handle.id)
 
     def _note_order(self, bucket: Bucket, param: Parameter) -> None:
@@ -190,7 +191,7 @@ class Reducer:
                 self._finish()
 
         self._has_begun = True
-        Variable._execution_engine.queue_callback(end)
+        call_after_backward(end)
         self._pass = weakref.ref(end)
         self._start()
 
@@ -203,7 +204,7 @@ class Reducer:
         def end() -> None:
             self._other_pass = _no_pass
 
-        Variable._execution_engine.queue_callback(end)
+        call_after_backward(end)
         self._other_pass = weakref.ref(end)
 
     def _require_synchronised(self) -> None:

@@ -8,6 +8,7 @@ import networkx as nx
 import scipy.sparse as sp
 import torch
 
+from pdlcheck.compat.torch.tensors import sparse_parts
 from pdlcheck.primitives.pagerank.graph import Graph
 
 __all__ = ["as_graph"]
@@ -78,7 +79,7 @@ def _of_sparse_tensor(matrix: torch.Tensor) -> Graph:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"graph: an adjacency matrix must be square, got shape {tuple(matrix.shape)}")
     if matrix.layout == torch.sparse_coo:
-        (src, dst), weights = matrix._indices(), matrix._values()  # these exist before coalesce() too
+        (src, dst), weights = sparse_parts(matrix)
     elif matrix.layout == torch.sparse_csr:
         src, dst, weights = _expanded(matrix.crow_indices()), matrix.col_indices(), matrix.values()
     elif matrix.layout == torch.sparse_csc:

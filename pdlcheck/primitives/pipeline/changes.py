@@ -8,7 +8,7 @@ from operator import attrgetter
 import torch
 from torch import nn
 
-from pdlcheck.compat.torch.modules import own_children
+from pdlcheck.compat.torch.modules import submodules
 from pdlcheck.primitives.data_parallel.changes import Wrapped
 from pdlcheck.uncompiled import uncompiled
 
@@ -31,7 +31,7 @@ class Made:
 
     def __init__(self, module: nn.Module, exchanged: Iterable[nn.Parameter]) -> None:
         self._module = module
-        self._layers = dict(own_children(module))
+        self._layers = dict(submodules(module))
         self._wrapped = Wrapped(module, set(), SINCE)
         ids = set(map(id, exchanged))
         self._exchanged = {name: p for name, p in self._wrapped.parameters.items() if id(p) in ids}
@@ -62,7 +62,7 @@ class Made:
         return None if found is None else f"Pipeline: {found}; make the pipeline anew from the changed model"
 
     def _other_layer(self) -> str | None:
-        now = own_children(self._module)
+        now = submodules(self._module)
         if now == self._layers:
             return None
         name = next(n for n in {**self._layers, **now} if now.get(n) is not self._layers.get(n))

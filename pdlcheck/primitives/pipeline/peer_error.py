@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
+from pdlcheck.compat.torch.groups import default_store
 from pdlcheck.primitives.pipeline.cells import Cell
 
 __all__ = ["Mishap"]
@@ -36,7 +36,7 @@ class Mishap:
             return
         told = f"rank {self._place} of its group failed {where}: {type(error).__name__}: {error}"
         with contextlib.suppress(Exception):  # the rank's own error matters more
-            _get_default_store().set(self._key, told)
+            default_store().set(self._key, told)
 
     def behind(self, error: Exception) -> RuntimeError | None:
         """Return an error with another rank's report, if ``error`` only states that a rank is gone; otherwise None."""
@@ -46,7 +46,7 @@ class Mishap:
             return None
         told = "it lost another rank of its group in the middle of a step; what that rank printed last says why"
         with contextlib.suppress(Exception):  # the store may have ended with the rank
-            store = _get_default_store()
+            store = default_store()
             if store.check([self._key]):
                 told = store.get(self._key).decode()
         return RuntimeError(f"Pipeline: {told}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pdlcheck.compat.torch.modules import own_children
+from pdlcheck.compat.torch.modules import submodules
 from pdlcheck.primitives.arguments import require_at_least
 from pdlcheck.primitives.pipeline.batches import packed_as
 
@@ -96,7 +96,7 @@ def layer_names(model: nn.Module) -> Layers:
             "put its layers into one, in the order in which they are called"
         )
     # named_children lists a layer that occurs twice only once.
-    layers = list(zip(own_children(model), model, strict=True))
+    layers = list(zip(submodules(model), model, strict=True))
     if not layers:
         raise ValueError("a pipeline needs layers, got an empty nn.Sequential")
     return layers
