@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.compat.torch.tensors import version_of
+from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.primitives.flat import gradient_dtype
 from pdlcheck.primitives.pipeline.batches import packed_as
 from pdlcheck.primitives.pipeline.calling import Values, call_with
@@ -211,7 +211,7 @@ def as_tensors(value: Any, who: str) -> Tensors:
 
 def versions(tensors: Tensors) -> list[int]:
     """Return how often each tensor has been written in place; 0 for inference tensors, which do not count it."""
-    return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
+    return [0 if tensor.is_inference() else in_place_version(tensor) for tensor in tensors]
 
 
 def leaf_of(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.compat.torch.modules import own_buffers
-from pdlcheck.compat.torch.tensors import version_of
+from pdlcheck.compat.torch.tensors import in_place_version
 
 __all__ = ["Undo"]
 
@@ -55,7 +55,8 @@ class Undo:
             for name, buffer in own_buffers(part).items():
                 place = part, name
                 if buffer is not None and not everything and place not in self._written:
-                    self._versions[place] = version = id(buffer), 0 if buffer.is_inference() else version_of(buffer)
+                    count = 0 if buffer.is_inference() else in_place_version(buffer)
+                    self._versions[place] = version = id(buffer), count
                     if before.get(place, version) == version:
                         continue
                     self._written.add(place)
