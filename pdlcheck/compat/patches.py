@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from pdlcheck.compat.python import is_initializing
+from pdlcheck.compat.python.imports import is_initializing
 
 __all__ = ["ABSENT", "Patch", "Patches"]
 

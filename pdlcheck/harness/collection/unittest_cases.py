@@ -13,7 +13,7 @@ import pytest
 
 from pdlcheck.compat.pytest.items import exchange_traceback_filter, make_functions
 from pdlcheck.compat.pytest.unittest import TestCaseFunction, UnitTestCase, get_unpacked_marks
-from pdlcheck.compat.python import name_test_method
+from pdlcheck.compat.python.unittest import name_test_method
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import LIFE
 

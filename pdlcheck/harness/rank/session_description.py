@@ -11,7 +11,7 @@ import pytest
 
 from pdlcheck.compat.pytest.config import parser_of
 from pdlcheck.compat.pytest.reports import saferepr, xml_key
-from pdlcheck.compat.python import option_actions
+from pdlcheck.compat.python.unittest import option_actions
 from pdlcheck.harness.rank.outside_root import paths_outside
 from pdlcheck.harness.reporting.relayed_logs import hears_records
 from pdlcheck.harness.running import launched

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pdlcheck.compat.python import run_exit_functions
+from pdlcheck.compat.python.exits import run_exit_functions
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.running import held_terminal, launched

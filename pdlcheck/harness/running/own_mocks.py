@@ -12,7 +12,7 @@ from functools import partial, wraps
 from typing import Any
 
 from pdlcheck.compat.patches import Patch
-from pdlcheck.compat.python import exchange_active_mocks, mock_patches, patch_dict, unpatch_dict
+from pdlcheck.compat.python.unittest import exchange_active_mocks, mock_patches, patch_dict, unpatch_dict
 from pdlcheck.harness.running import context
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 

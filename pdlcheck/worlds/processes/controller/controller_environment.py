@@ -10,7 +10,7 @@ from functools import lru_cache
 from os import getcwd
 from typing import Any
 
-from pdlcheck.compat.python import encoded_environment
+from pdlcheck.compat.python.environment import encoded_environment
 from pdlcheck.worlds.processes.exchange.messages import Changes
 
 __all__ = ["ControllerEnvironment", "import_path"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from pdlcheck.compat.python import records_warnings
+from pdlcheck.compat.python.warnings import records_warnings
 
 __all__ = ["WarningFilters", "hearing", "present_ears", "tell"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from pdlcheck.compat.python import living_finalizers, run_exit_functions
+from pdlcheck.compat.python.exits import living_finalizers, run_exit_functions
 
 __all__ = ["after_calls", "end", "end_call", "finalizers"]
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from pdlcheck.compat.python import number_of_exit_functions
+from pdlcheck.compat.python.exits import number_of_exit_functions
 from pdlcheck.compat.torch.c10d import WorldState, world_state
 from pdlcheck.worlds.processes.rank.exit_callbacks import finalizers
 

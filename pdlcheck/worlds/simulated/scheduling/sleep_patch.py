@@ -14,7 +14,7 @@ from functools import wraps
 from traceback import walk_stack
 
 from pdlcheck.compat.patches import Patch
-from pdlcheck.compat.python import IMPORT_FRAME
+from pdlcheck.compat.python.imports import IMPORT_FRAME
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["PATCHES"]
