@@ -42,8 +42,8 @@ from pdlcheck.worlds.simulated.module_globals.modules import RankLocalModules, k
 from pdlcheck.worlds.simulated.network.fault_injection import FaultInjector, RankGone
 from pdlcheck.worlds.simulated.network.gloo_errors import is_consequence
 from pdlcheck.worlds.simulated.network.network import Network
-from pdlcheck.worlds.simulated.process_state import isolation
 from pdlcheck.worlds.simulated.process_state.arguments import own_copy
+from pdlcheck.worlds.simulated.process_state.observed_globals import OBSERVED
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.scheduling import rank_pool
 from pdlcheck.worlds.simulated.scheduling.rank_threads import rank_behind
@@ -307,8 +307,8 @@ class SimulatedRanks:
             check_has_run(value, running_rank().rank)
             return value if self._own_modules is None else self._own_modules.result(value)
 
-        if isolation.observer is not None:
-            isolation.observer.call(fn)
+        if OBSERVED.observer is not None:
+            OBSERVED.observer.call(fn)
         self._devices = self._new_devices()
         outcomes = self.run_bodies([body] * self.world_size)
         return [_that_ends_nothing(outcome, ENDS_A_PROCESS) for outcome in outcomes]

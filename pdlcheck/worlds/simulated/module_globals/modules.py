@@ -185,7 +185,7 @@ class _Pieces:
 
 
 class _Own:
-    """The contents that one rank has in place of the controller's; an ``Own`` of :mod:`isolation`."""
+    """The contents that one rank has in place of the controller's; an ``Own`` of ``process_state/isolation.py``."""
 
     def __init__(self, pieces: _Pieces, differs: dict[_Piece, dict[str, Any]]) -> None:
         self._pieces = pieces

@@ -2,7 +2,7 @@
 
 The run shows whether a difference between worlds comes from shared globals. At each switch, it exchanges the contents
 of the user's modules, either all of them or only those at some paths. This takes time in proportion to their number.
-The run is an imitation; see :mod:`pdlcheck.worlds.simulated.process_state.isolation` for what it does not reach.
+The run is an imitation; see docs/architecture.md, section "Per-rank state", for what it does not reach.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdlcheck.worlds.simulated.module_globals.mutable_state import (
     own_leaves,
     user_modules,
 )
-from pdlcheck.worlds.simulated.process_state import isolation
+from pdlcheck.worlds.simulated.process_state.observed_globals import OBSERVED
 
 __all__ = ["CONTROLLER", "Change", "OwnGlobals", "UserState", "own_globals"]
 
@@ -220,11 +220,11 @@ def own_globals(only: Set[str] | None = None, function: Any = None) -> Iterator[
     error is raised then.
     """
     observer = OwnGlobals(only, function)
-    isolation.observer = observer
+    OBSERVED.observer = observer
     try:
         yield observer
     finally:
-        isolation.observer = None
+        OBSERVED.observer = None
         observer.arrive(CONTROLLER)
         if observer.failed is not None:
             raise observer.failed

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pdlcheck.compat.patches import ABSENT, Patch
+from pdlcheck.compat.torch.patched import STANCE
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["compile_patches"]
@@ -48,5 +49,5 @@ def compile_patches(put_late: Callable[[], None]) -> tuple[Patch, ...]:
     why = "a process has one set of compiled code, and ranks are in it constants"
     return (
         Patch(torch, "compile", see_to_it, why),
-        Patch("torch._dynamo.eval_frame", "_stance", lambda real: real if real is ABSENT else _Stance(real), why),
+        Patch(*STANCE, lambda real: real if real is ABSENT else _Stance(real), why),
     )

@@ -12,6 +12,8 @@ from functools import cache
 
 import torch
 
+from pdlcheck.compat.torch.cuda import own_device_guard
+
 __all__ = ["outlives_ranks"]
 
 
@@ -19,6 +21,6 @@ __all__ = ["outlives_ranks"]
 def outlives_ranks() -> None:
     """Let the calling thread own the guard. Call this before ranks run, in a thread that outlives them."""
     # device_count() does not start the driver; once it is started, no forked process can use CUDA
-    own = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    own = own_device_guard()
     if own is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
         own()

@@ -6,17 +6,20 @@ seeds of ranks, because it would store each with a stack trace. This module appl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["DeviceStreams", "in_use", "of_controller", "seed_present"]
+from pdlcheck.compat.torch.cuda import seed_queue
+from pdlcheck.worlds.simulated.process_state.protocol import Rank, RunState
+
+__all__ = ["DeviceState", "DeviceStreams", "in_use", "seed_present"]
 
 _BUILT = torch.version.cuda is not None
-_queue: Any = getattr(torch.cuda, "_lazy_seed_tracker", None)  # the seeds that torch applies when a device is used
+_queue: Any = seed_queue()
 _present: DeviceStreams | None = None  # the streams of the rank that runs, or ran last
 
 
@@ -35,7 +38,7 @@ class DeviceStreams:
         """Make the process's streams those of this rank, because it runs now."""
         global _present
         _present = self
-        if in_use():
+        if _BUILT and in_use():
             self.begin()
 
     def begin(self) -> None:
@@ -69,33 +72,56 @@ def seed_present(seed: int) -> None:
         _present.seed(seed)
 
 
-@contextmanager
-def of_controller() -> Iterator[None]:
-    """Let devices that are first used in the block start from the seed of the rank that runs.
+class DeviceState(RunState):
+    """The streams of all devices. Runs start from the seed, or where a set-up run has ended."""
 
-    Afterwards the controller's streams are where they were. If a device was first used in the block, they start from
-    the seeds that the controller has given to torch.
-    """
-    own = DeviceStreams(torch.initial_seed())
+    _here: DeviceStreams  # those of the rank that runs
+
+    def capture(self) -> DeviceStreams:
+        """Return the streams of the rank, with their present states."""
+        here = self._here
+        if _BUILT:
+            here.take()
+        return here
+
+    def apply(self, state: DeviceStreams) -> None:
+        """Continue the streams of a rank."""
+        self._here = state
+        state.put()
+
+    def baseline(self) -> Callable[[], object] | None:
+        """Let devices that are first used in the run start from the seed of the rank that runs.
+
+        After the run the controller's streams are where they were. If a device was first used in the run, they start
+        from the seeds that the controller has given to torch.
+        """
+        own = DeviceStreams(torch.initial_seed())
+        if in_use():
+            own.take()
+            return own.begin
+        if _BUILT and _queue is not None:
+            queued = vars(_queue).copy()
+            _queue.queue_seed_all(_begin_present, [])
+            return partial(_restore_queue, queued, own)
+        return None
+
+    def begin(self, rank: Rank, kept: DeviceStreams | None) -> DeviceStreams | None:
+        """Start the streams of a run."""
+        self.apply(DeviceStreams(rank.seed) if kept is None else kept.copy())
+        return kept
+
+    def end(self, rank: Rank, kept: DeviceStreams | None) -> DeviceStreams | None:
+        """Return the streams from which the next run starts; None: from the seed."""
+        left = self.capture()
+        return left if rank.begins_here else kept
+
+
+def _restore_queue(queued: dict[str, Any], own: DeviceStreams) -> None:
+    vars(_queue).update(queued)
     if in_use():
-        own.take()
-        try:
-            yield
-        finally:
-            own.begin()
-    elif _BUILT and _queue is not None:
-        queued = vars(_queue).copy()
-        _queue.queue_seed_all(_begin_present, [])
-        try:
-            yield
-        finally:
-            vars(_queue).update(queued)
-            if in_use():
-                own.begin()
-                for asked in filter(None, queued["call_order"]):
-                    asked[0]()
-    else:
-        yield
+        own.begin()
+        for asked in filter(None, queued["call_order"]):
+            asked[0]()
 
 
 def in_use() -> bool:

@@ -6,48 +6,62 @@ in float32. The start method of multiprocessing, which a program sets once, is o
 
 from __future__ import annotations
 
-import multiprocessing.context
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["present", "put"]
-
-_c: Any = torch._C
-_PAIRS = (
-    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
-    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
-    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
-    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
-    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+from pdlcheck.compat.python import set_start_context, start_context
+from pdlcheck.compat.torch.flags import (
+    FLAGS,
+    deterministic_algorithms,
+    set_deterministic_algorithms,
+    warns_only_of_nondeterminism,
 )
-_starts: Any = getattr(multiprocessing.context, "_default_context")  # noqa: B009 - its type stub does not export it
-_known = [(getattr(_c, get), getattr(_c, put)) for get, put in _PAIRS if hasattr(_c, get) and hasattr(_c, put)]
+from pdlcheck.worlds.simulated.process_state.protocol import ProcessState
+
+__all__ = ["Flags"]
+
 _getters: list[Callable[[], Any]] = [
-    *(get for get, _ in _known),
-    *(_c._get_deterministic_algorithms, _c._get_deterministic_algorithms_warn_only),
-    *(_c.is_anomaly_enabled, _c.is_anomaly_check_nan_enabled),
-    lambda: _starts._actual_context,
+    *(get for get, _ in FLAGS),
+    *(deterministic_algorithms, warns_only_of_nondeterminism),
+    *(torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled),
+    start_context,
 ]
 
 
-def present() -> tuple[Any, ...]:
-    """Return all flags, always in the same order."""
-    return tuple([get() for get in _getters])
+class Flags(ProcessState):
+    """All flags, always in the same order. A rank keeps its own from run to run, until the controller changes one."""
 
+    _present: tuple[Any, ...] = ()  # the flags in force: ranks change them only between ``apply`` and ``capture``
 
-def put(wanted: tuple[Any, ...]) -> None:
-    """Set the flags that differ from ``wanted``."""
-    now = present()
-    if now == wanted:
-        return
-    for (_, setter), value, own in zip(_known, wanted, now, strict=False):
-        if value != own:
-            setter(value)
-    *_, deterministic, warn_only, anomaly, check_nan, _starts._actual_context = wanted
-    if now[-5:-3] != wanted[-5:-3]:
-        _c._set_deterministic_algorithms(deterministic, warn_only=warn_only)
-    if now[-3:-1] != wanted[-3:-1]:
-        _c.set_anomaly_enabled(anomaly, check_nan)
+    def capture(self) -> tuple[Any, ...]:
+        """Return the flags."""
+        self._present = present = tuple([get() for get in _getters])
+        return present
+
+    def apply(self, state: tuple[Any, ...]) -> None:
+        """Set the flags that differ."""
+        now = self._present
+        if now == state:
+            return
+        self._present = state
+        for (_, put), value, own in zip(FLAGS, state, now, strict=False):
+            if value != own:
+                put(value)
+        *_, deterministic, warn_only, anomaly, check_nan, context = state
+        set_start_context(context)
+        if now[-5:-3] != state[-5:-3]:
+            set_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if now[-3:-1] != state[-3:-1]:
+            torch.set_anomaly_enabled(anomaly, check_nan)
+
+    def baseline(self) -> Callable[[], object] | None:
+        """Record the controller's flags, and return the function that restores them."""
+        self.start = self.capture()
+        return partial(self._restore, self.start)
+
+    def _restore(self, start: tuple[Any, ...]) -> None:
+        self.capture()  # after an interrupt, a rank may have changed them since
+        self.apply(start)

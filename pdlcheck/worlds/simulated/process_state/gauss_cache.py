@@ -17,7 +17,7 @@ __all__ = ["cached_gauss", "place_of_kept_normal", "set_cached_gauss"]
 
 _MARK = 0.7432908174306051  # a number to look for among the bytes of an object
 _SIZE = 16  # bytes: an int that is 1 if there is a number, padding, and the number
-_stream: Any = getattr(np.random.mtrand, "_rand", None)  # the functions of the module are its methods
+_stream: Any = getattr(np.random.get_state, "__self__", None)  # the functions of the module are its methods
 
 
 def place_of_kept_normal(stream: Any) -> int | None:

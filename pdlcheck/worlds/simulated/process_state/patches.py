@@ -26,7 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["NO_PATCHES", "Patches", "put_patches", "take_controllers", "take_patches"]
+from pdlcheck.compat.python import ABC_IMPL, gil_is_enabled
+from pdlcheck.worlds.simulated.process_state.protocol import ProcessState, Rank
+
+__all__ = ["Patches", "TorchPatches"]
 
 _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, nn.init, dist)
 _ABSENT: Any = object()
@@ -35,7 +38,7 @@ _METHODS = (FunctionType, classmethod, staticmethod, property)
 # names that Python makes itself, or whose values ranks keep in another way
 _PYTHONS = frozenset({
     *("__abstractmethods__", "__annotate__", "__annotations__", "__dict__", "__doc__", "__firstlineno__"),
-    *("__static_attributes__", "__warningregistry__", "__weakref__", "_abc_impl"),
+    *("__static_attributes__", "__warningregistry__", "__weakref__", ABC_IMPL.attribute),
 })  # fmt: skip
 
 
@@ -90,7 +93,7 @@ class _Target:
 
 
 Patches = Mapping[_Target, Mapping[str, Any]]
-NO_PATCHES: Patches = {}
+_NO_PATCHES: Patches = {}
 
 
 class _Watched:
@@ -126,11 +129,48 @@ _watched: _Watched | None = None
 _imported = -1
 
 
-def take_controllers() -> None:
-    """Record what is set now as the controller's, with which all ranks start.
+class TorchPatches(ProcessState):
+    """The attributes that ranks have changed. A rank keeps its changes from run to run."""
 
-    Called in the controller before ranks run.
-    """
+    def capture(self) -> Patches:
+        """Undo a rank's changes and return them."""
+        if _watched is None or _watched.is_as_seen():
+            return _NO_PATCHES
+        patches = {target: changes for target in _watched.changed() if (changes := target.take())}
+        _watched.remember()
+        return patches
+
+    def apply(self, state: Patches) -> None:
+        """Apply a rank's changes again."""
+        for target, changes in state.items():
+            target.put(changes)
+
+    def baseline(self) -> Callable[[], object] | None:
+        """Record what is set now as the controller's. Ranks undo their own changes, so nothing is left to restore."""
+        _remember_controllers()
+        return None
+
+    def begin(self, rank: Rank, kept: Patches | None) -> Patches | None:
+        """Apply the changes that the rank has made in its earlier runs."""
+        if kept:
+            self.apply(kept)
+        return kept
+
+    def end(self, rank: Rank, kept: Any) -> Patches:
+        """Undo a rank's changes and return them."""
+        return self.capture()
+
+    def give(self, rank: Rank, kept: Patches) -> Patches:
+        """Apply the rank's changes in the controller."""
+        self.apply(kept)
+        return _NO_PATCHES
+
+    def take_back(self) -> None:
+        """Undo the changes of a rank that was given up."""
+        self.capture()
+
+
+def _remember_controllers() -> None:
     global _watched, _imported
     if _imported != len(sys.modules):
         targets = list(_targets())
@@ -140,21 +180,6 @@ def take_controllers() -> None:
         for target in _watched.changed():
             target.note()
         _watched.remember()
-
-
-def put_patches(patches: Patches) -> None:
-    """Apply a rank's changes again. Called on a rank that has its turn."""
-    for target, changes in patches.items():
-        target.put(changes)
-
-
-def take_patches() -> Patches:
-    """Undo a rank's changes and return them. Called on a rank that gives up its turn."""
-    if _watched is None or _watched.is_as_seen():
-        return NO_PATCHES
-    patches = {target: changes for target in _watched.changed() if (changes := target.take())}
-    _watched.remember()
-    return patches
 
 
 def _targets() -> Iterator[_Target]:
@@ -220,6 +245,6 @@ def _version_of_dict() -> int | None:
     return _place_of_version(probe, dict, change, lambda: None)
 
 
-_is_known = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+_is_known = sys.implementation.name == "cpython" and gil_is_enabled()
 _VERSION_OF_CLASS = _version_of_class() if _is_known else None
 _VERSION_OF_DICT = _version_of_dict() if _is_known else None

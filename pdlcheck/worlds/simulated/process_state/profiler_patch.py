@@ -9,9 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch.autograd.profiler as profiler
-
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.torch.patched import DISABLE_PROFILER, ENABLE_PROFILER, PREPARE_PROFILER
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.observe import user_line
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank
@@ -52,7 +51,7 @@ def _stop(stop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PATCHES = tuple(
-    Patch(profiler, name, make, "a process has one profiler: the second rank that starts it gets an error")
-    for name, make in (("_prepare_profiler", _start), ("_enable_profiler", _start), ("_disable_profiler", _stop))
-    if hasattr(profiler, name)
+    Patch(name.owner, name.attribute, make, "a process has one profiler: the second rank that starts it gets an error")
+    for name, make in ((PREPARE_PROFILER, _start), (ENABLE_PROFILER, _start), (DISABLE_PROFILER, _stop))
+    if name.is_there()
 )

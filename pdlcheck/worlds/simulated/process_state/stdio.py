@@ -10,13 +10,13 @@ from __future__ import annotations
 import builtins
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["StdioState", "begin", "controllers", "end", "present", "put_back"]
+from pdlcheck.compat.python import read_warnings, set_warnings
+from pdlcheck.worlds.simulated.process_state.protocol import Rank, RunState
 
-_warnings = vars(warnings)  # ``_showwarnmsg_impl``, by which pytest.warns records, has no public name
+__all__ = ["Stdio", "StdioState"]
 
 
 class StdioState(NamedTuple):
@@ -31,71 +31,69 @@ class StdioState(NamedTuple):
 
 
 def _read() -> StdioState:
-    warned = _warnings["filters"], _warnings["showwarning"], _warnings["_showwarnmsg_impl"]
-    return StdioState(*warned, sys.stdout, sys.stderr, print)
+    return StdioState(*read_warnings(), sys.stdout, sys.stderr, print)
 
 
-_present = _controllers = _read()
+class Stdio(RunState):
+    """The warnings settings and the streams of text. A rank keeps its warnings settings from run to run."""
 
+    start: StdioState  # the controller's, with the text streams that a set-up run has left to all ranks
 
-def present() -> StdioState:
-    """Return the values in force. The object stays the same as long as no code diverts anything."""
-    global _present
-    if (
-        _present.filters is not warnings.filters  # each catch_warnings makes a new list
-        or _present.out is not sys.stdout
-        or _present.err is not sys.stderr
-        or _present.prints is not print
-    ):
-        _present = _read()
-    return _present
+    def __init__(self) -> None:
+        self._present = self.start = _read()
 
+    def capture(self) -> StdioState:
+        """Return the values in force. The object stays the same as long as no code diverts anything."""
+        present = self._present
+        if (
+            present.filters is not warnings.filters  # each catch_warnings makes a new list
+            or present.out is not sys.stdout
+            or present.err is not sys.stderr
+            or present.prints is not print
+        ):
+            self._present = present = _read()
+        return present
 
-def put_back(wanted: StdioState) -> None:
-    """Put ``wanted`` in force. Call :func:`present` first, which reads the values that are in force."""
-    global _present
-    if wanted is _present:
-        return
-    before, _present = _present, wanted
-    _warnings["filters"], _warnings["showwarning"], _warnings["_showwarnmsg_impl"], *_ = wanted
-    sys.stdout, sys.stderr = wanted.out, wanted.err
-    if before.prints is not wanted.prints:
-        builtins.print = wanted.prints
-    if before.shown_by is not wanted.shown_by or before.shown is not wanted.shown or before.filters != wanted.filters:
-        with warnings.catch_warnings():  # Python forgets the shown warnings, because this rank has not shown them
-            pass
+    def apply(self, state: StdioState) -> None:
+        """Put ``state`` in force. Call :meth:`capture` first, which reads the values that are in force."""
+        before = self._present
+        if state is before:
+            return
+        self._present = state
+        set_warnings(state.filters, state.shown, state.shown_by)
+        sys.stdout, sys.stderr = state.out, state.err
+        if before.prints is not state.prints:
+            builtins.print = state.prints
+        if before.shown_by is not state.shown_by or before.shown is not state.shown or before.filters != state.filters:
+            with warnings.catch_warnings():  # Python forgets the shown warnings, because this rank has not shown them
+                pass
 
+    def baseline(self) -> Callable[[], object] | None:
+        """Record the controller's warnings and text, and return the function that restores them."""
+        self.start = self._present = _read()
+        return self._restore
 
-def begin(kept: StdioState | None) -> None:
-    """Start a rank with the warnings settings that it has kept from its previous run, if any."""
-    put_back(_controllers if kept is None else kept._replace(**_text(_controllers)))
+    def _restore(self) -> None:
+        self.capture()
+        self.apply(self.start)
 
+    def begin(self, rank: Rank, kept: StdioState | None) -> StdioState | None:
+        """Start a rank with the warnings settings that it has kept from its previous run, if any."""
+        self.apply(self.start if kept is None else kept._replace(**_text(self.start)))
+        return kept
 
-def end(*, leaves: bool) -> StdioState | None:
-    """Return what a rank that has ended keeps for its next run; None if it keeps nothing.
+    def end(self, rank: Rank, kept: Any) -> StdioState | None:
+        """Return what the rank keeps for its next run; None if it keeps nothing.
 
-    ``leaves``: the rank has set up, or torn down, state for later runs. All ranks then get its streams, for example
-    those of pytest's capsys.
-    """
-    global _controllers
-    left = present()
-    if leaves and _text(left) != _text(_controllers):
-        _controllers = _controllers._replace(**_text(left))
-    return None if left.filters is _controllers.filters else left
+        If the run has set up, or torn down, state for later runs, all ranks get its text streams, for example those of
+        pytest's capsys.
+        """
+        left = self.capture()
+        if rank.leaves_streams and _text(left) != _text(self.start):
+            self.start = self.start._replace(**_text(left))
+        return None if left.filters is self.start.filters else left
 
 
 def _text(diverted: StdioState) -> dict[str, Any]:
     """Return the destinations of text."""
     return {"out": diverted.out, "err": diverted.err, "prints": diverted.prints}
-
-
-@contextmanager
-def controllers() -> Iterator[None]:
-    """Restore the controller's own warnings and text after the block."""
-    global _controllers, _present
-    _controllers = _present = _read()
-    try:
-        yield
-    finally:
-        present()
-        put_back(_controllers)

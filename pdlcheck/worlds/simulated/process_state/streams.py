@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["is_laid_out_as_known", "python_stream", "set_python_stream"]
 
 _NUMBERS = 624
-_stream: Any = getattr(random, "_inst", None)  # the functions of the module are its methods
+_stream: Any = getattr(random.getstate, "__self__", None)  # the functions of the module are its methods
 
 
 class _Layout(ctypes.Structure):

@@ -1,117 +1,69 @@
-"""The settings that Python and torch keep by thread. Ranks start with the controller's settings.
+"""The settings that torch keeps by thread. Ranks start with the controller's settings.
 
-Processes that import the controller's files would start with them too. These are: the default dtype, grad mode, the
-default device, the torch-function modes that are entered, and context variables (numpy's error handling, decimal's
-precision, and others).
+Processes that import the controller's files would start with them too. These are: grad mode, the default device, and
+the torch-function modes that are entered.
 """
 
 from __future__ import annotations
 
-import contextvars
-import decimal
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from pdlcheck.worlds.decimals import is_same
-from pdlcheck.worlds.simulated.process_state import flags
+from pdlcheck.compat.torch.modes import function_modes
+from pdlcheck.compat.torch.thread_settings import device_mode, set_device_mode, set_function_modes
+from pdlcheck.worlds.simulated.process_state.protocol import Kept, ProcessState, Rank
 
-__all__ = ["Settings", "of_controller", "own_variables", "present", "put", "put_variables", "remember_controllers"]
-
-_ABSENT: Any = object()
-_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT")  # noqa: B009 - torch's stubs leave it out
-_c: Any = torch._C
+__all__ = ["Settings", "ThreadSettings"]
 
 
 class Settings(NamedTuple):
     """The settings of one thread."""
 
-    dtype: torch.dtype
     computes_gradients: bool
     modes: tuple[Any, ...]
-    device: Any  # the mode that `set_default_device` has entered
-    flags: tuple[Any, ...]
+    device: Any  # the mode that `set_default_device` has entered; it is one of the modes
 
     def is_as(self, other: Settings) -> bool:
         """Return whether no setting differs. Equal modes are the same objects."""
-        same = self.dtype is other.dtype and self[1] == other[1] and self.flags == other.flags
-        return same and _same(self.modes, other.modes)
+        return self.computes_gradients is other.computes_gradients and _same(self.modes, other.modes)
 
 
-def present() -> Settings:
-    """Return the settings of this thread."""
-    return Settings(
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        tuple(map(_c._get_function_stack_at, range(_c._len_torch_function_stack()))),
-        getattr(_default_device, "device_context", None),
-        flags.present(),
-    )
+class ThreadSettings(ProcessState):
+    """The settings of a rank's thread. A rank keeps its own from run to run, until the controller changes one."""
 
+    at_switches = False
+    start: Settings
 
-def put(settings: Settings, *, dtype: bool = True) -> None:
-    """Apply the settings to this thread, without the dtype if ``dtype`` is False."""
-    if dtype and torch.get_default_dtype() is not settings.dtype:
-        torch.set_default_dtype(settings.dtype)
-    if torch.is_grad_enabled() is not settings.computes_gradients:
-        torch.set_grad_enabled(settings.computes_gradients)
-    if _c._len_torch_function_stack() or settings.modes:
-        while _c._len_torch_function_stack():
-            _c._pop_torch_function_stack()
-        for mode in settings.modes:
-            _c._push_on_torch_function_stack(mode)
-    if getattr(_default_device, "device_context", None) is not settings.device:
-        _default_device.device_context = settings.device
-    flags.put(settings.flags)
+    def capture(self) -> Settings:
+        """Return the settings of this thread."""
+        return Settings(torch.is_grad_enabled(), tuple(function_modes()), device_mode())
 
+    def apply(self, state: Settings) -> None:
+        """Apply the settings to this thread."""
+        if torch.is_grad_enabled() is not state.computes_gradients:
+            torch.set_grad_enabled(state.computes_gradients)
+        set_function_modes(state.modes)
+        if device_mode() is not state.device:
+            set_device_mode(state.device)
 
-def put_variables(context: contextvars.Context, since: Mapping[contextvars.ContextVar[Any], Any]) -> None:
-    """Set, in the present context, the variables of ``context`` whose values differ from ``since``."""
-    for variable, value in context.items():
-        if since.get(variable, _ABSENT) is value or variable.get(_ABSENT) is value:
-            continue
-        if not isinstance(value, decimal.Context):
-            variable.set(value)
-        elif not is_same(value, decimal.getcontext()):
-            decimal.setcontext(value.copy())
+    def baseline(self) -> Callable[[], object] | None:
+        """Record the controller's settings. Ranks have threads of their own, so there is nothing to restore."""
+        self.start = self.capture()
+        return None
 
+    def begin(self, rank: Rank, kept: Kept | None) -> Kept | None:
+        """Apply the controller's settings, unless the rank has them from an earlier run."""
+        if kept is None or not self.start.is_as(kept.start):
+            self.apply(self.start)
+        return kept
 
-def own_variables(context: contextvars.Context) -> contextvars.Context:
-    """Return a copy of ``context`` with a decimal context of its own, which ``decimal`` changes in place."""
-    own = context.copy()
-    own.run(_set_decimals, None)
-    return own
-
-
-def _set_decimals(seen: decimal.Context | None) -> decimal.Context:
-    """Set the decimal context of the present context, and return it.
-
-    It is ``seen`` if that has the same settings, else a copy of the present one.
-    """
-    now = decimal.getcontext()
-    if seen is None or not is_same(now, seen):
-        seen = now.copy()
-    decimal.setcontext(seen)
-    return seen
-
-
-_controllers: tuple[Settings, contextvars.Context] | None = None
-_decimals: decimal.Context | None = None  # a copy of the controller's decimal context
-
-
-def remember_controllers() -> None:
-    """Remember the controller's settings and context. Called in the controller at the start of a run."""
-    global _controllers, _decimals
-    variables = contextvars.copy_context()
-    _decimals = variables.run(_set_decimals, _decimals)
-    _controllers = present(), variables
-
-
-def of_controller() -> tuple[Settings, contextvars.Context]:
-    """Return the controller's settings and context at the start of the present run."""
-    assert _controllers is not None
-    return _controllers
+    def give(self, rank: Rank, kept: Kept) -> Kept:
+        """Apply the settings that the rank has changed to the controller's thread."""
+        if not kept.state.is_as(kept.start):
+            self.apply(kept.state)
+        return kept
 
 
 def _same(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
