@@ -166,14 +166,14 @@ class Layout:
 
 def is_laid_out(graph: Graph) -> bool:
     """Return whether :func:`layout_of` finds a layout that is already made."""
-    return "_layout" in vars(graph)
+    return "_pdlcheck_layout" in vars(graph)
 
 
 def layout_of(graph: Graph) -> Layout:
     """Return the layout of ``graph``, which is made once, because a graph never changes."""
-    found: Layout | None = vars(graph).get("_layout")
+    found: Layout | None = vars(graph).get("_pdlcheck_layout")
     if found is None:
-        vars(graph)["_layout"] = found = lay_out(graph)
+        vars(graph)["_pdlcheck_layout"] = found = lay_out(graph)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pdlcheck.compat.torch.autograd import graph_task_id
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
@@ -157,7 +158,7 @@ class AnnouncedWork(WatchedWork):
         if self._is_of_gloo():
             refuse_future(self.operation.signature)
         future = super().get_future()
-        if torch._C._current_graph_task_id() == -1:
+        if graph_task_id() == -1:
             self._go_on()
         elif not self.has_moved():  # the backward pass waits at its end, or a DDP hook at once, in C++
             self._announcer.reminders.add(self)

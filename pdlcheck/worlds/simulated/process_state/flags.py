@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pdlcheck.compat.python import set_start_context, start_context
+from pdlcheck.compat.python.multiprocessing import set_start_context, start_context
 from pdlcheck.compat.torch.flags import (
     FLAGS,
     deterministic_algorithms,

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.compat.python import ABC_IMPL, gil_is_enabled
+from pdlcheck.compat.python.interpreter import ABC_IMPL, gil_is_enabled
 from pdlcheck.worlds.simulated.process_state.protocol import ProcessState, Rank
 
 __all__ = ["Patches", "TorchPatches"]

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pdlcheck.compat.python import read_warnings, set_warnings
+from pdlcheck.compat.python.warnings import read_warnings, set_warnings
 from pdlcheck.worlds.simulated.process_state.protocol import Rank, RunState
 
 __all__ = ["Stdio", "StdioState"]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pdlcheck.compat.python import is_initializing
+from pdlcheck.compat.python.imports import is_initializing
 from pdlcheck.compat.torch.globals import CONTEXTS, HOOKS, TorchGlobal
 from pdlcheck.worlds.simulated.process_state.protocol import Rank, RunState
 

@@ -17,8 +17,8 @@ from pdlcheck.worlds.observe import user_line
 
 __all__ = ["follow_threads", "raise_in", "rank_behind", "started_at"]
 
-_NAME = "_simulated_rank"
-_LINE = "_started_at"
+_NAME = "_pdlcheck_rank"
+_LINE = "_pdlcheck_started_at"
 
 
 def follow_threads(current_rank: Callable[[], Any]) -> Patch:
