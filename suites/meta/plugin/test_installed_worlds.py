@@ -80,7 +80,7 @@ def test_a_world_that_is_not_installed_is_named_with_those_that_are(pytester, in
     pytester.makepyfile(test_mine=TEST)
     result = pytester.runpytest_subprocess("--world", "mime")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--world must name some of gloo, mine, mpi, nccl, sim; got 'mime'"])
+    result.stderr.fnmatch_lines(["*--world must name some of gloo, mine, mpi, nccl, ray, sim; got 'mime'"])
 
 
 def test_a_world_whose_module_fails_skips_its_tests_and_says_why(pytester, installed):

@@ -384,7 +384,7 @@ def test_doctests_of_a_marked_module_run_as_ever(pytester):
 @pytest.mark.parametrize(
     ("options", "source", "message"),
     [
-        (["--world", "slurm"], "", "*--world must name some of gloo, mpi, nccl, sim; got 'slurm'*"),
+        (["--world", "slurm"], "", "*--world must name some of gloo, mpi, nccl, ray, sim; got 'slurm'*"),
         (["--subject", "x"], "", "*--subject takes NAME=MODULE:FUNCTION; got 'x'*"),
         (
             [],

@@ -176,7 +176,7 @@ def test_unlike_results_differ(worlds, on_sim, elsewhere):
     [
         ({"worlds": "sim"}, ValueError, 'worlds must be two, such as ("sim", "gloo"); got \'sim\''),
         ({"worlds": ("sim",)}, ValueError, "worlds must be two"),
-        ({"worlds": ("sim", "glo")}, ValueError, "worlds must name some of gloo, mpi, nccl, sim; got 'glo'"),
+        ({"worlds": ("sim", "glo")}, ValueError, "worlds must name some of gloo, mpi, nccl, ray, sim; got 'glo'"),
         ({"worlds": ("gloo", "sim")}, ValueError, "in this order; got ('gloo', 'sim')"),
         ({"worlds": ("sim", "sim")}, ValueError, "one of processes"),
         ({"worlds": ("sim", 4)}, TypeError, "worlds must be names or worlds, as get_world returns them; got 4"),

@@ -380,7 +380,7 @@ def test_a_world_size_that_is_no_int_is_refused(sim, world_size):
 
 
 def test_an_unknown_world_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="world must be one of gloo, mpi, nccl, sim; got 'slurm'"):
+    with pytest.raises(ValueError, match="world must be one of gloo, mpi, nccl, ray, sim; got 'slurm'"):
         get_world("slurm")
 
 
