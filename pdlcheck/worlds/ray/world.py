@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
@@ -36,6 +37,8 @@ class _Job:
 
     def poll(self) -> int | None:
         """Return None while the actor serves."""
+        if not ray.is_initialized():  # somebody has left the cluster; a call of Ray would start another one
+            return 1
         done, _ = ray.wait([self._ends], timeout=0.0)
         if not done:
             return None
@@ -46,7 +49,9 @@ class _Job:
 
     def kill(self) -> None:
         """End the actor."""
-        ray.kill(self._actor)
+        if ray.is_initialized():
+            with suppress(Exception):  # its cluster has ended, and another one was joined
+                ray.kill(self._actor)
 
 
 class RayWorld(RemoteWorld):
@@ -83,18 +88,19 @@ class RayWorld(RemoteWorld):
             except (ConnectionError, OSError, RuntimeError) as error:
                 raise WorldUnavailable(f"Ray does not start: {error}", world="ray", cure="ray start --head") from error
             self._own_cluster = True
-            self._remote.host = context.address_info["node_ip_address"]
+            self._remote.host = str(context["node_ip_address"])
         super().check()
 
     def close(self) -> None:
         """End the actors, and leave the cluster if this world has joined or started it."""
         super().close()
         for group in {place.placement_group.id: place.placement_group for place in self._places}.values():
-            remove_placement_group(group)
+            if ray.is_initialized():
+                remove_placement_group(group)
         self._places.clear()
-        if self._own_cluster:
+        if self._own_cluster and ray.is_initialized():
             ray.shutdown()
-            self._own_cluster = False
+        self._own_cluster = False
 
     def _reserve(self, world_size: int) -> None:
         """Reserve the places of the ranks that have none yet, in one placement group."""
@@ -105,7 +111,8 @@ class RayWorld(RemoteWorld):
         if not group.wait(_ROOM_S):
             remove_placement_group(group)
             what = " and ".join(f"one {name}" for name in self._needs)
-            there = int(min(ray.cluster_resources().get(name, 0) for name in self._needs))
+            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            there = int(min(resources.get(name, 0) for name in self._needs))
             cure = f"add nodes to the cluster, or ask for world_size={there}"
             raise WorldTooSmall(
                 f"needs {world_size} ranks with {what} each, and the Ray cluster did not have room for them within "
@@ -125,7 +132,7 @@ class RayWorld(RemoteWorld):
         kind = ray.remote(_Actor).options(
             num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=self._places[rank]
         )
-        actor = kind.remote()
+        actor: Any = kind.remote()
         return _Job(actor, actor.serve.remote(variables))
 
 

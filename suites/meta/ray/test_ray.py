@@ -27,7 +27,7 @@ def cluster():
 TESTS = '''
 import os, signal
 import pytest, ray, torch, torch.distributed as dist
-from pdlcheck import get_world
+from pdlcheck.worlds import get_world
 from pdlcheck.errors import RankDied, WorldTooSmall
 
 @pytest.mark.world_size(2)
