@@ -28,7 +28,6 @@ from unittest import TestCase
 import pytest
 
 from pdlcheck.compat.pytest.collection import parameter_sets
-from pdlcheck.harness import item_hooks
 from pdlcheck.harness.collection import (
     cases,
     drawn_at_import,
@@ -38,14 +37,15 @@ from pdlcheck.harness.collection import (
     plugin_fixtures,
 )
 from pdlcheck.harness.running.open_worlds import close_worlds
-from pdlcheck.worlds.launched.traces import has_traces
+from pdlcheck.item_runners import item_hooks
+from pdlcheck.launch.traces import has_traces
 from pdlcheck.worlds.registry import when_made
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from pdlcheck.harness.running.rank_benchmark import RankBenchmark
+    from pdlcheck.item_runners.rank_benchmark import RankBenchmark
     from pdlcheck.worlds import World
 
 
@@ -54,10 +54,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     options.add_options(parser)
     pluginmanager.register(item_hooks, item_hooks.NAME)
     if has_traces(os.environ):
-        from pdlcheck.harness import launch_hooks
-        from pdlcheck.harness.running import launched
+        from pdlcheck.harness.collection import launch
+        from pdlcheck.item_runners.launched import hooks as launch_hooks
 
-        pluginmanager.register(launch_hooks, launched.HOOKS)
+        pluginmanager.register(launch_hooks, launch.HOOKS)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -79,14 +79,14 @@ def pytest_configure(config: pytest.Config) -> None:
     option_checks.check_options(config)
     when_made(_look_after)
     if "," in config.option.pdl_world:
-        from pdlcheck.harness.running import world_disagreement
+        from pdlcheck.item_runners.simulated import world_disagreement
 
         if world_disagreement.compares_worlds(config):
             config.pluginmanager.register(
-                world_disagreement.Differing(config), "pdlcheck.harness.running.world_disagreement"
+                world_disagreement.Differing(config), "pdlcheck.item_runners.simulated.world_disagreement"
             )
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
-        from pdlcheck.harness.reporting.terminal import debug_simulated
+        from pdlcheck.item_runners.terminal import debug_simulated
 
         debug_simulated(config, config.getoption("--pdl-rank-pdb"))
 
@@ -102,7 +102,7 @@ def pytest_collection(session: pytest.Session) -> None:
     """Order the fixtures among those of other plugins, and start preparing process worlds while pytest collects."""
     plugin_fixtures.give_way_to_other_plugins(session)
     if session.config.option.pdl_world != "sim":
-        from pdlcheck.harness.running.worlds import warm_up
+        from pdlcheck.item_runners.processes.warm_up import warm_up
 
         warm_up(session.config)
 
@@ -130,7 +130,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Close the worlds, and stop listening for the debugger of a rank."""
     close_worlds(config)
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
-        from pdlcheck.harness.reporting.terminal import take_back
+        from pdlcheck.item_runners.terminal import take_back
 
         take_back(config)
 
@@ -264,7 +264,7 @@ def rank_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Generator[
         world_size: number of ranks, for a test that has no number of its own.
         facts: further columns of the row in the JSON; the values of rank 0 count.
     """
-    from pdlcheck.harness.running.rank_benchmark import RankBenchmark
+    from pdlcheck.item_runners.rank_benchmark import RankBenchmark
 
     callspec = getattr(request.node, "callspec", None)
     yield RankBenchmark(request.node, benchmark, None if callspec is None else callspec.params.get("world"))

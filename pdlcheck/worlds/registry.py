@@ -24,7 +24,7 @@ from pdlcheck.worlds.backends import BACKENDS
 if TYPE_CHECKING:
     from pdlcheck.worlds.protocol import World
 
-__all__ = ["WORLDS", "get_world", "when_made", "worlds_on"]
+__all__ = ["WORLDS", "get_world", "item_runner_of", "when_made", "worlds_on"]
 
 _GROUP = "pdlcheck.worlds"
 _listeners: list[Callable[[World], object]] = []
@@ -134,6 +134,18 @@ def when_made(listener: Callable[[World], object]) -> None:
     """Call ``listener`` with each new world from now on, before anything has run on it."""
     if listener not in _listeners:
         _listeners.append(listener)
+
+
+def item_runner_of(name: str) -> str:
+    """Return the module by which pytest items run on the world of this name; see ``harness/running/item_runner.py``.
+
+    A function that makes a world may name it in its attribute ``item_runner``. The default is the one for worlds whose
+    ranks are processes.
+    """
+    own: str | None = getattr(WORLDS[name], "item_runner", None) if name in WORLDS else None
+    return own or (
+        "pdlcheck.item_runners.simulated.runner" if name == "sim" else "pdlcheck.item_runners.processes.runner"
+    )
 
 
 def worlds_on(device: str) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 import torch._dynamo  # noqa: F401 - optimizers import it; inner runs forget imports, and torch fails on a second
 
 # Inner runs forget the modules that they import, so modules with state must be imported before.
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated  # noqa: F401
+import pdlcheck.item_runners.processes.items
+import pdlcheck.item_runners.simulated.items  # noqa: F401
 
 HEAD = """
 import logging, os, random, sys, time, warnings

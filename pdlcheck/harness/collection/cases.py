@@ -11,7 +11,7 @@ import pytest
 from pdlcheck.compat.pytest.fixtures import definitions_of
 from pdlcheck.harness.collection.marker_ownership import claims_world_size
 from pdlcheck.harness.collection.plugin_fixtures import is_ours
-from pdlcheck.worlds.launched.traces import has_traces
+from pdlcheck.launch.traces import has_traces
 
 __all__ = [
     "Case",
@@ -52,9 +52,9 @@ def world_names(config: pytest.Config) -> list[str]:
 def _is_launched(config: pytest.Config) -> bool:
     if not has_traces(os.environ):
         return False
-    from pdlcheck.harness.running import launched
+    from pdlcheck.harness.collection import launch
 
-    return launched.candidate(config) is not None
+    return launch.candidate(config) is not None
 
 
 def names_worlds(config: pytest.Config) -> bool:

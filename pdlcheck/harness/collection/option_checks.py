@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pdlcheck.harness.collection.cases import world_names
-from pdlcheck.worlds.launched.traces import has_traces
+from pdlcheck.launch.traces import has_traces
 from pdlcheck.worlds.registry import WORLDS
 
 if TYPE_CHECKING:
-    from pdlcheck.worlds.launched.environment import Launch
+    from pdlcheck.launch.environment import Launch
 
 __all__ = ["check_options"]
 
@@ -61,6 +61,6 @@ def _launch(config: pytest.Config) -> Launch | None:
     asked = (config.option.pdl_launch, config.option.pdl_init_method, config.getini("pdlcheck_launch"))
     if asked == (None, None, "auto") and not has_traces(os.environ):
         return None
-    from pdlcheck.harness.running import launched
+    from pdlcheck.harness.collection import launch
 
-    return launched.candidate(config)
+    return launch.candidate(config)

@@ -10,7 +10,7 @@ import pytest
 
 from pdlcheck.compat.pytest_benchmark import session_of
 from pdlcheck.harness.collection.cases import CASE, case_of
-from pdlcheck.harness.rank.benchmarks import of_rank
+from pdlcheck.harness.reporting.rank_benchmarks import of_rank
 
 __all__ = ["add_row", "tell_benchmarks"]
 

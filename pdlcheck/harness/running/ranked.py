@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of, is_direct_parameter
 from pdlcheck.harness.collection import cases
-from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
 from pdlcheck.harness.collection.plugin_fixtures import is_ours
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_own_fixtures
 from pdlcheck.harness.running.folders import clear_shared
+from pdlcheck.harness.running.item_runner import RankedItem, runner_of
 from pdlcheck.harness.running.open_worlds import open_worlds
 
-__all__ = ["RankedItem", "call", "finish_ranks", "prepare", "status_of"]
+__all__ = ["call", "finish_ranks", "prepare", "status_of"]
 
 _ranked = pytest.StashKey["RankedItem"]()
-
-
-class RankedItem(Protocol):
-    """The ranks' side of one item."""
-
-    def setup(self) -> None:
-        """Set up the fixtures of every rank."""
-
-    def call(self, drawn: dict[str, Any]) -> None:
-        """Run the body on every rank, with these arguments besides the fixtures."""
-
-    def teardown(self) -> None:
-        """Tear down the fixtures of every rank and release the ranks."""
 
 
 def prepare(item: pytest.Item) -> None:
@@ -42,17 +29,7 @@ def prepare(item: pytest.Item) -> None:
     case = cases.case_of(item)
     assert case is not None
     world = worlds.open_world(item.config, case.world, timed=case.timed)
-    if world.shares_process:
-        from pdlcheck.harness.running.simulated import SimulatedItem
-        from pdlcheck.worlds.simulated import SimulatedWorld
-
-        assert isinstance(world, SimulatedWorld)
-        warn_of_shared_values(item, case.world_size)
-        ranked: RankedItem = SimulatedItem(item, case, world)
-    else:
-        from pdlcheck.harness.running.processes import ProcessItem
-
-        ranked = ProcessItem(item, case, world)
+    ranked = runner_of(world).ranked_item(item, case, world)
     item.stash[_ranked] = ranked
     item.setup = lambda: _setup(item, ranked)  # type: ignore[method-assign]  # pytest calls it by this name
 
@@ -91,11 +68,7 @@ def call(item: pytest.Function) -> None:
 def finish_ranks(config: pytest.Config, exitstatus: int) -> None:
     """End the pytest sessions in ranks: tear down what is still set up, and raise the first error."""
     for world in open_worlds(config):
-        if world.shares_process:
-            continue
-        from pdlcheck.harness.running.processes import finish
-
-        finish(config, world, exitstatus)
+        runner_of(world).finish(config, world, exitstatus)
 
 
 def status_of(end: BaseException) -> int:

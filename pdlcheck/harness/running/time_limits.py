@@ -9,16 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pdlcheck.harness.collection import cases, markers
+from pdlcheck.harness.running.item_runner import runner_of
 
-if TYPE_CHECKING:
-    from pdlcheck.worlds import World
-
-__all__ = ["GRACE_S", "deadline", "limited", "not_counted", "read_marker", "seconds_left", "take_over"]
+__all__ = ["GRACE_S", "deadline", "not_counted", "read_marker", "seconds_left", "take_over"]
 
 _until = pytest.StashKey[float]()
 _AT_LEAST_S = 0.1
@@ -30,18 +27,12 @@ def take_over(item: pytest.Item, timeout_s: float) -> bool:
     if cases.runs_in_a_rank(item.config):
         return True  # the controller keeps the limit
     world = cases.world_of(item)
-    if world == "sim":
-        _import_simulated()
     if world is None:
         return False
+    with suppress(Exception):  # the item raises the error again, where it can be reported
+        runner_of(world).load()  # before the clock starts: the first test must not pay for the import of torch
     item.stash[_until] = time.monotonic() + timeout_s
     return True
-
-
-def _import_simulated() -> None:
-    """Import the simulated world before the clock starts: the first test must not pay for the import of torch."""
-    with suppress(Exception):  # the item raises the error again, where it can be reported
-        import pdlcheck.worlds.simulated  # noqa: F401
 
 
 def read_marker(item: pytest.Item) -> None:
@@ -57,32 +48,6 @@ def read_marker(item: pytest.Item) -> None:
         raise pytest.fail.Exception(f"{item.nodeid}: {words}", pytrace=False) from None
     if seconds > 0:
         take_over(item, seconds)
-
-
-@contextmanager
-def limited(item: pytest.Item, world: World) -> Iterator[None]:
-    """Limit the calls on a world in the block to the time that the item has left."""
-    read_marker(item)
-    limit = seconds_left(item)
-    if world.shares_process:
-        simulated: Any = world
-        simulated.until = deadline(item)
-        try:
-            yield
-        finally:
-            simulated.until = None
-        return
-    if limit is None or item.config.getoption("--pdl-rank-pdb") is not None:
-        yield
-        return
-    from pdlcheck.worlds.processes import ProcessWorld
-
-    assert isinstance(world, ProcessWorld)
-    before, world.timeout_s = world.timeout_s, limit
-    try:
-        yield
-    finally:
-        world.timeout_s = before
 
 
 @contextmanager

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pdlcheck.errors import PdlcheckError, WorldUnavailable
+from pdlcheck.errors import WorldUnavailable
 from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank, world_names, world_of
 from pdlcheck.harness.collection.cuda_as_cpu import runs_cuda_as_cpu
-from pdlcheck.harness.collection.markers import isolation_of, require_faults, semantics_of
-from pdlcheck.harness.running import launched
-from pdlcheck.harness.running.open_worlds import open_worlds, worlds_by_name
+from pdlcheck.harness.collection.markers import require_faults
+from pdlcheck.harness.running.item_runner import runner_of
+from pdlcheck.harness.running.open_worlds import worlds_by_name
 from pdlcheck.harness.running.skips import skip_or_fail
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
 
-__all__ = [
-    "LIMIT_S",
-    "bring_coverage",
-    "isolate",
-    "look_after",
-    "open_world",
-    "warm_up",
-    "with_faults",
-]
-
-TIMED_LIMIT_S = 600.0  # for a call whose ranks are timed
-LIMIT_S = 60.0  # for one call on simulated ranks, the same as on processes
+__all__ = ["isolate", "look_after", "open_world", "with_faults"]
 
 
 def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) -> World:
@@ -44,13 +33,15 @@ def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) 
     from pdlcheck.worlds import get_world
 
     name = name or world_names(config)[0]
-    worlds, key = worlds_by_name(config), f"{name}, timed" if timed and name != "sim" else name
+    runner, worlds = runner_of(name), worlds_by_name(config)
+    unwatched = runner.timed_options() if timed else {}
+    key = f"{name}, timed" if unwatched else name
     if key not in worlds:
         device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
         try:
             cuda = {"cuda_as_cpu": True} if runs_cuda_as_cpu(config) else {}
-            unwatched = {"watch": False, "take_turns": True, "timeout_s": TIMED_LIMIT_S} if key != name else {}
-            world = get_world(name, device=device, seed=seed, **cuda, **_options(config, name), **unwatched)
+            options = {"comm_wrappers": config.getini("pdlcheck_comm_wrappers"), **runner.options(config, name)}
+            world = get_world(name, device=device, seed=seed, **cuda, **options, **unwatched)
             world.check()
         except WorldUnavailable as missing:
             raise skip_or_fail(config, str(missing)) from None
@@ -65,28 +56,7 @@ def look_after(world: World) -> None:
     from pdlcheck.worlds import outcome
 
     outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception, SkipTest]
-    if world.shares_process:
-        from pdlcheck.harness.running import own_fixtures, own_mocks
-        from pdlcheck.worlds.simulated.c10d.install import IN_RANKS
-
-        IN_RANKS.add(*own_fixtures.PATCHES, *own_mocks.PATCHES)
-    else:
-        from pdlcheck.harness.rank.sent_patches import let_patches_travel
-
-        let_patches_travel()
-
-
-def warm_up(config: pytest.Config) -> None:
-    """Let a fork server import what ranks will need, and let launched processes join, while tests are collected."""
-    if launched.candidate(config) is not None and launched.launch(config) is None:
-        return  # whether this process runs tests on ranks is decided later
-    if {*world_names(config)} - {"sim"} and not config.getoption("collectonly"):
-        from pdlcheck.worlds.processes.controller import forkserver
-
-        own = launched.launch(config)
-        rank = None if own is None else own.rank
-        forkserver.start(preload=launched.PRELOAD, seed=config.getoption("--pdl-seed"), rank=rank)
-    launched.placement(config)
+    runner_of(world).adapt()
 
 
 def isolate(item: pytest.Item) -> None:
@@ -99,13 +69,9 @@ def isolate(item: pytest.Item) -> None:
     if name is None or runs_in_a_rank(item.config):
         return
     require_faults(item, name)
-    mode, case = isolation_of(item), case_of(item)
+    case = case_of(item)
     world = open_world(item.config, name, timed=case is not None and case.timed)
-    if not world.shares_process:  # simulated ranks are always new for each test
-        world.isolation = mode
-    else:
-        world.semantics = semantics_of(item)  # type: ignore[attr-defined]  # a simulated world's
-        world.measures.forget()  # type: ignore[attr-defined]  # drop another test's measurements
+    runner_of(world).prepare(item, world)
 
 
 @contextmanager
@@ -116,46 +82,6 @@ def with_faults(item: pytest.Item) -> Iterator[None]:
     if marker is None or world_of(item) is None or runs_in_a_rank(item.config):
         yield
         return
-    world: Any = open_world(item.config, "sim")
-    world.faults = marker.args
-    runs = world.measures.runs
-    try:
+    world = open_world(item.config, world_of(item))
+    with runner_of(world).with_faults(world, marker.args):
         yield
-    finally:
-        world.faults = ()
-    if world.measures.runs == runs:
-        pytest.fail("the test is marked faults and ran nothing on its world: nobody suffered them", pytrace=False)
-
-
-def bring_coverage(config: pytest.Config) -> None:
-    """Fetch the coverage data of ranks on nodes of a launch that do not share this node's disk."""
-    own = launched.launch(config)
-    worlds = [world for world in open_worlds(config) if not world.shares_process and world.name != "mpi"]
-    if own is None or not launched.spans_nodes(config) or not worlds:
-        return
-    from pdlcheck.harness.rank.coverage import fetch
-
-    try:
-        fetch(config, worlds[0], own.world_size)
-    except PdlcheckError as error:  # for example, a launched process has ended
-        config.issue_config_time_warning(
-            pytest.PytestWarning(f"what ran on other nodes is not in the report of coverage: {error}"), stacklevel=1
-        )
-    worlds[0].close()
-
-
-def _options(config: pytest.Config, name: str) -> dict[str, Any]:
-    wrappers = {"comm_wrappers": config.getini("pdlcheck_comm_wrappers")}
-    if name == "sim":
-        spec = config.getoption("--pdl-schedule")
-        timeline, own = config.getoption("--pdl-timeline") is not None, config.getini("pdlcheck_own_globals")
-        limit = LIMIT_S if config.getoption("--pdl-rank-pdb") is None else None
-        options: dict[str, Any] = {"timeline": timeline, "own_globals": own, "timeout_s": limit, **wrappers}
-        return options if spec is None else options | {"schedule": spec}
-    from pdlcheck.harness.running.preparation import options_of_processes
-
-    options = options_of_processes(config) | wrappers
-    from pdlcheck.worlds.backends import BACKENDS
-
-    place = launched.placement(config) if name in BACKENDS and name != "mpi" else None
-    return options if place is None else options | {"placement": place}

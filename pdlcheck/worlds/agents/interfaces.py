@@ -8,7 +8,9 @@ import socket
 import struct
 from collections.abc import Iterator
 
-__all__ = ["addresses", "interface_of", "is_loopback", "outward_address"]
+from pdlcheck.launch.environment import is_loopback
+
+__all__ = ["addresses", "interface_of", "outward_address"]
 
 _SIOCGIFADDR = 0x8915
 _FAR_AWAY = ("192.0.2.1", 9)  # an address only for documentation (RFC 5737); nothing is sent there
@@ -34,8 +36,3 @@ def outward_address() -> str | None:
 def interface_of(address: str) -> str:
     """Return the name of the interface that has this address; empty if none has it."""
     return next((name for name, its in addresses() if its == address), "")
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether this IPv4 address is a loopback address: on each machine, it means that machine itself."""
-    return address.startswith("127.")

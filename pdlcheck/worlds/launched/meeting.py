@@ -20,12 +20,12 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.launch.environment import Launch, is_loopback
+from pdlcheck.launch.key import KEY_VARIABLE
+from pdlcheck.launch.waiting import reported
 from pdlcheck.worlds.agents.door import Door, enter
-from pdlcheck.worlds.agents.interfaces import is_loopback, outward_address
-from pdlcheck.worlds.launched.environment import Launch
-from pdlcheck.worlds.launched.key import KEY_VARIABLE
+from pdlcheck.worlds.agents.interfaces import outward_address
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
-from pdlcheck.worlds.launched.waiting import reported
 
 __all__ = ["Listener", "reach"]
 

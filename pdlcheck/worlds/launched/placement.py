@@ -12,12 +12,12 @@ from typing import Any
 
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
+from pdlcheck.launch.environment import INSIDE, Launch
+from pdlcheck.launch.waiting import reported
 from pdlcheck.worlds.agents.handle import Agent, require_same_software
 from pdlcheck.worlds.agents.messages import Absent, Bye, Hello
 from pdlcheck.worlds.launched.agent import variables
-from pdlcheck.worlds.launched.environment import INSIDE, Launch
 from pdlcheck.worlds.launched.meeting import Listener
-from pdlcheck.worlds.launched.waiting import reported
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.controller.placement import RankProcess

@@ -84,11 +84,11 @@ class RayWorld(RemoteWorld):
         """Join the cluster; raise ``WorldUnavailable`` if there is none and none can be started."""
         if not ray.is_initialized():
             try:
-                context = ray.init(log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, OSError, RuntimeError) as error:
                 raise WorldUnavailable(f"Ray does not start: {error}", world="ray", cure="ray start --head") from error
             self._own_cluster = True
-            self._remote.host = str(context["node_ip_address"])
+            self._remote.host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         super().check()
 
     def close(self) -> None:

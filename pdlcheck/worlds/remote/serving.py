@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pdlcheck.cores import usable_cores
+from pdlcheck.launch.nesting import INSIDE
 from pdlcheck.worlds.agents.agent import fork_ranks, own_address, software
 from pdlcheck.worlds.agents.door import enter
 from pdlcheck.worlds.agents.interfaces import interface_of
 from pdlcheck.worlds.agents.messages import Hello
-from pdlcheck.worlds.nesting import INSIDE
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.remote.ticket import VARIABLE, Ticket, ticket_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _pytest.pastebin
 import pytest
 
-import pdlcheck.harness.running.simulated  # noqa: F401 - modules with state must be imported before inner runs
+import pdlcheck.item_runners.simulated.items  # noqa: F401 - modules with state must be imported before inner runs
 from pdlcheck.compat import private
 from pdlcheck.doctor import examine_private_names
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.launch.environment import Launch
 from pdlcheck.worlds.launched import meeting
-from pdlcheck.worlds.launched.environment import Launch
 from pdlcheck.worlds.mpi.job import find_mpiexec
 
 from ..launched.test_launched import outside

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from pdlcheck.worlds.agents.interfaces import is_loopback, outward_address
-from pdlcheck.worlds.launched.environment import INSIDE, Launch, launch_of
-from pdlcheck.worlds.launched.traces import has_traces
+from pdlcheck.launch.environment import INSIDE, Launch, is_loopback, launch_of
+from pdlcheck.launch.traces import has_traces
+from pdlcheck.worlds.agents.interfaces import outward_address
 
 from ..needs_slurm import slurm_cluster
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 TESTS = """
 import subprocess, sys, time, pytest
-from pdlcheck.harness.running import launched
+from pdlcheck.item_runners.launched import session as launched
 
 @pytest.mark.world_size(1)
 def test_before(rank): pass

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from pdlcheck.worlds.agents.interfaces import addresses, is_loopback, outward_address
+from pdlcheck.launch.environment import Launch, is_loopback
+from pdlcheck.worlds.agents.interfaces import addresses, outward_address
 from pdlcheck.worlds.launched import meeting
-from pdlcheck.worlds.launched.environment import Launch
 from pdlcheck.worlds.mpi.job import find_mpiexec
 
 from ..plugin import drawn_by_modules

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 # Inner runs forget the modules that they import, so modules with state must be imported before.
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated
+import pdlcheck.item_runners.processes.items
+import pdlcheck.item_runners.simulated.items
 import pdlcheck.worlds.simulated.module_globals.cause  # noqa: F401
 
 from ..simulated import shared_globals

@@ -6,8 +6,8 @@ import pytest
 
 # Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.faults
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated  # noqa: F401
+import pdlcheck.item_runners.processes.items
+import pdlcheck.item_runners.simulated.items  # noqa: F401
 
 HEAD = """
 import pytest, torch, torch.distributed as dist

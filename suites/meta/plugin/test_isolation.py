@@ -7,7 +7,7 @@ import os
 import pytest
 import torch.distributed as dist
 
-import pdlcheck.harness.running.processes  # noqa: F401  # inner runs forget the modules that they import
+import pdlcheck.item_runners.processes.items  # noqa: F401  # inner runs forget the modules that they import
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes import ProcessWorld
 

@@ -15,7 +15,7 @@ def run(pytester, monkeypatch):
     outcomes, sent = ProcessRanks.outcomes, []
 
     def counted(self, fn, *args, **kwargs):
-        if getattr(fn, "__module__", "") == "pdlcheck.harness.rank.session":
+        if getattr(fn, "__module__", "") == "pdlcheck.item_runners.processes.rank.session":
             sent.append(fn.__name__)
         return outcomes(self, fn, *args, **kwargs)
 

@@ -7,8 +7,8 @@ import pytest
 # Inner runs forget the modules that they import, so modules with state must be imported before.
 import pdlcheck.harness.collection.gpu
 import pdlcheck.harness.collection.subjects
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated
+import pdlcheck.item_runners.processes.items
+import pdlcheck.item_runners.simulated.items
 import pdlcheck.primitives.pagerank  # noqa: F401
 from pdlcheck.worlds.choices import SEMANTICS
 from pdlcheck.worlds.semantics import PROFILES

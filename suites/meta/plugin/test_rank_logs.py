@@ -8,8 +8,8 @@ import pytest
 from _pytest.logging import catching_logs
 
 # modules with state must be imported before pytester records the imported modules
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated
+import pdlcheck.item_runners.processes.items
+import pdlcheck.item_runners.simulated.items
 
 HEARS_ALL = hasattr(catching_logs, "attached_loggers")  # pytest 8 attaches its handlers to the root logger only
 
@@ -220,7 +220,7 @@ def test_on_simulated_ranks_logs_are_those_of_pytests_own_handlers(pytester, mon
 
     pytester.makepyfile(SOURCE)
     quick = reports()
-    monkeypatch.setattr(pdlcheck.harness.running.simulated, "attach_quickly", lambda config: None)
+    monkeypatch.setattr(pdlcheck.item_runners.simulated.items, "attach_quickly", lambda config: None)
     assert quick == reports()
     logs = "".join(text for *_, sections in quick for name, text in sections if name == "Captured log call")
     assert "error of 0" in logs

@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 # Inner runs forget the modules that they import, so modules with state must be imported before.
-import pdlcheck.harness.running.processes
-import pdlcheck.harness.running.simulated
+import pdlcheck.item_runners.processes.items
+import pdlcheck.item_runners.simulated.items
 import pdlcheck.strategies  # noqa: F401
 
 HEAD = """

@@ -239,8 +239,8 @@ def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_impor
 
 
 WITHOUT = """
-import pdlcheck.harness.running.worlds
-pdlcheck.harness.running.worlds.LIMIT_S = 1.0
+import pdlcheck.item_runners.simulated.runner
+pdlcheck.item_runners.simulated.runner._LIMIT_S = 1.0
 
 @W
 def test_computes(rank):
@@ -328,8 +328,8 @@ def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):
         test_inner=HEAD
         + """
 import pdb
-import pdlcheck.harness.running.worlds
-pdlcheck.harness.running.worlds.LIMIT_S = 1.0
+import pdlcheck.item_runners.simulated.runner
+pdlcheck.item_runners.simulated.runner._LIMIT_S = 1.0
 
 class Slow:
     def readline(self):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pdlcheck.harness.running.world_disagreement import compares_worlds
+from pdlcheck.item_runners.simulated.world_disagreement import compares_worlds
 
 from ..simulated import shared_globals
 
@@ -238,7 +238,7 @@ def test_counts(rank):
 
 
 def test_only_so_many_tests_run_again(run_on_both, monkeypatch):
-    monkeypatch.setattr("pdlcheck.harness.running.world_disagreement._AT_MOST", 1)
+    monkeypatch.setattr("pdlcheck.item_runners.simulated.world_disagreement._AT_MOST", 1)
     _, sections = run_on_both(
         """
 @pytest.mark.world_size(2)

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
-from pdlcheck.harness.running.launched import PRELOAD
+from pdlcheck.item_runners.launched.session import PRELOAD
+from pdlcheck.launch.environment import Launch
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.devices import check_devices, choose_device, device_name, why_no_cuda
-from pdlcheck.worlds.launched.environment import Launch
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.rank import own_device
@@ -75,7 +75,7 @@ def test_more_ranks_than_devices_are_refused_with_the_alternative():
 
 
 def test_under_a_launcher_the_ranks_of_this_node_are_counted(tmp_path, monkeypatch):
-    from pdlcheck.worlds.launched.environment import INSIDE
+    from pdlcheck.launch.environment import INSIDE
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
     monkeypatch.setenv(INSIDE, "1")  # the placement sets it, so monkeypatch must restore it

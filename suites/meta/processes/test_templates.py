@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 # Inner runs forget the modules that they import, so modules with state must be imported before.
-import pdlcheck.harness.running.processes  # noqa: F401
+import pdlcheck.item_runners.processes.items  # noqa: F401
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.templates import Beginning

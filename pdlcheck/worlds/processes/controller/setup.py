@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pdlcheck.worlds.nesting import INSIDE
+from pdlcheck.launch.nesting import INSIDE
 from pdlcheck.worlds.processes.controller.placement import Placement
 from pdlcheck.worlds.processes.exchange.messages import Start
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdlcheck.compat.python.environment import encoded_environment
-from pdlcheck.worlds.nesting import INSIDE
+from pdlcheck.launch.nesting import INSIDE
 from pdlcheck.worlds.simulated.process_state.protocol import ProcessState, Rank
 
 __all__ = ["Environment"]

@@ -12,10 +12,10 @@ import pytest
 from pdlcheck.compat.pytest.config import parser_of
 from pdlcheck.compat.pytest.reports import saferepr, xml_key
 from pdlcheck.compat.python.unittest import option_actions
-from pdlcheck.harness.rank.outside_root import paths_outside
-from pdlcheck.harness.reporting.relayed_logs import hears_records
-from pdlcheck.harness.running import launched
+from pdlcheck.harness.collection import launch
 from pdlcheck.harness.running.folders import basetemp_of, seen_from_here
+from pdlcheck.item_runners.processes.rank.outside_root import paths_outside
+from pdlcheck.item_runners.processes.relayed_logs import hears_records
 from pdlcheck.worlds.advice import advise
 
 __all__ = ["SessionDescription", "describe"]
@@ -86,7 +86,7 @@ def describe(config: pytest.Config, world: str) -> SessionDescription:
     filters = (config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
     wanted = hears_records(config), xml_key in config.stash
     directory = str(config.invocation_params.dir)
-    seen_from = str(seen_from_here(config)) if launched.spans_nodes(config) else None
+    seen_from = str(seen_from_here(config)) if launch.spans_nodes(config) else None
     basetemp = str(basetemp_of(config))
     of_session = tuple(arguments), directory, sent, filters, basetemp, world, *wanted, paths_outside(config), seen_from
     return SessionDescription(*of_session)

@@ -25,9 +25,9 @@ from pdlcheck.compat.pytest.logging import (
     set_log_phases,
 )
 from pdlcheck.compat.pytest.reports import TerminalWriter, require_text, xml_key
-from pdlcheck.harness.rank.benchmarks import note_benchmarks
-from pdlcheck.harness.rank.loggers import Destinations, all_have
-from pdlcheck.harness.rank.outside_root import keep_node_ids
+from pdlcheck.harness.reporting.rank_benchmarks import note_benchmarks
+from pdlcheck.harness.running.loggers import Destinations, all_have
+from pdlcheck.item_runners.processes.rank.outside_root import keep_node_ids
 from pdlcheck.worlds.processes.exchange.journal import note
 
 __all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_additions", "note_for_xml", "note_shown_fixtures"]

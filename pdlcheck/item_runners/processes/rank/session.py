@@ -43,21 +43,27 @@ from pdlcheck.compat.pytest.reports import TerminalRepr, TerminalWriter, Traceba
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection.cases import IN_RANK
 from pdlcheck.harness.conftest_hooks import of_conftest_files
-from pdlcheck.harness.rank import coverage as rank_coverage
-from pdlcheck.harness.rank import debugger as rank_debugger
-from pdlcheck.harness.rank.asserts import explain_for
-from pdlcheck.harness.rank.cache import write_whole_values
-from pdlcheck.harness.rank.hooks import RankHooks, journal_log, note_additions, note_for_xml, note_shown_fixtures
-from pdlcheck.harness.rank.passed import needs_report, note_passed
-from pdlcheck.harness.rank.session_description import SessionDescription
-from pdlcheck.harness.rank.settings import RankSettings
-from pdlcheck.harness.rank.terminal import silent_reporter
 from pdlcheck.harness.reporting.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
 from pdlcheck.harness.running.at_once import only_own_teardown
 from pdlcheck.harness.running.cancelled_fixtures import finish_stopped_fixtures, note_stop
 from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
+from pdlcheck.item_runners.processes.rank import coverage as rank_coverage
+from pdlcheck.item_runners.processes.rank import debugger as rank_debugger
+from pdlcheck.item_runners.processes.rank.asserts import explain_for
+from pdlcheck.item_runners.processes.rank.cache import write_whole_values
+from pdlcheck.item_runners.processes.rank.hooks import (
+    RankHooks,
+    journal_log,
+    note_additions,
+    note_for_xml,
+    note_shown_fixtures,
+)
+from pdlcheck.item_runners.processes.rank.passed import needs_report, note_passed
+from pdlcheck.item_runners.processes.rank.session_description import SessionDescription
+from pdlcheck.item_runners.processes.rank.settings import RankSettings
+from pdlcheck.item_runners.processes.rank.terminal import silent_reporter
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten
 from pdlcheck.worlds.import_streams import drawn_by

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.harness.rank import coverage as rank_coverage
-from pdlcheck.harness.rank import debugger as rank_debugger
+from pdlcheck.item_runners.processes.rank import coverage as rank_coverage
+from pdlcheck.item_runners.processes.rank import debugger as rank_debugger
 
 __all__ = ["options_of_processes"]
 
@@ -25,7 +25,7 @@ def options_of_processes(config: pytest.Config) -> dict[str, Any]:
     rank = config.getoption("--pdl-rank-pdb")
     terminal = None
     if rank is not None:
-        from pdlcheck.harness.reporting.terminal import lend
+        from pdlcheck.item_runners.terminal import lend
 
         terminal = lend(config, rank)
     preparation = _Preparation(rank_coverage.settings_of(config), terminal)

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlparse
 
-from pdlcheck.worlds.agents.interfaces import is_loopback
-from pdlcheck.worlds.launched.key import given_key
-from pdlcheck.worlds.nesting import INSIDE
+from pdlcheck.launch.key import given_key
+from pdlcheck.launch.nesting import INSIDE
 
-__all__ = ["INSIDE", "Launch", "launch_of"]
+__all__ = ["INSIDE", "Launch", "is_loopback", "launch_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +164,11 @@ def _may_span_nodes(environment: Mapping[str, str], init_method: str | None) -> 
 
 def _names_place(environment: Mapping[str, str]) -> bool:
     return {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether this IPv4 address is a loopback address: on each machine, it means that machine itself."""
+    return address.startswith("127.")
 
 
 def _tasks_of_this_node(environment: Mapping[str, str], default: int) -> int:

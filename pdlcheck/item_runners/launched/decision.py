@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 import pytest
 
 from pdlcheck.compat.python.exits import run_exit_functions
-from pdlcheck.harness.collection import cases
+from pdlcheck.harness.collection import cases, launch
 from pdlcheck.harness.conftest_hooks import of_conftest_files
-from pdlcheck.harness.running import held_terminal, launched
-from pdlcheck.worlds.launched.environment import Launch
+from pdlcheck.harness.running import held_terminal
+from pdlcheck.item_runners.launched import session as launched
+from pdlcheck.launch.environment import Launch
 from pdlcheck.worlds.standard_streams import flush_streams
 
 __all__ = ["begin", "decide", "serve_if_agent"]
@@ -21,8 +22,8 @@ __all__ = ["begin", "decide", "serve_if_agent"]
 
 def begin(config: pytest.Config) -> None:
     """Hold the output of a process that may have to serve rank 0, before tests are collected."""
-    own = launched.candidate(config)
-    if own is not None and own.rank != 0 and launched.launch(config) is None:
+    own = launch.candidate(config)
+    if own is not None and own.rank != 0 and launch.launch(config) is None:
         held_terminal.hold(config)
 
 
@@ -36,18 +37,18 @@ def decide(session: pytest.Session) -> None:
             an MPI that all launched processes have initialised.
     """
     config = session.config
-    own = launched.candidate(config)
+    own = launch.candidate(config)
     needs_ranks = any(cases.world_of(item) is not None for item in session.items)
     if needs_ranks:
-        launched.require_launch(config)
-    if own is None or launched.launch(config) is not None:
+        launch.require_launch(config)
+    if own is None or launch.launch(config) is not None:
         return
     if not needs_ranks:
         held_terminal.show(config)
         return
     _refuse_mpi_of_all(session, own)
     launched.leave_mpi_environment()
-    launched.take_over(config, own)
+    launch.take_over(config, own)
     if config.option.collectonly:
         return
     from pdlcheck.worlds.processes.controller import forkserver
@@ -64,7 +65,7 @@ def serve_if_agent(session: pytest.Session) -> None:
     here.
     """
     config = session.config
-    own = launched.launch(config)
+    own = launch.launch(config)
     if own is None or own.rank == 0:
         return
     held_terminal.drop(config)

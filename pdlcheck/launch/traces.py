@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pdlcheck.worlds.nesting import INSIDE
+from pdlcheck.launch.nesting import INSIDE
 
 __all__ = ["RANK_VARIABLES", "has_traces"]
 

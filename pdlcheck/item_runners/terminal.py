@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.compat.pytest.terminal import PdbInvoke, break_at
-from pdlcheck.harness.rank.debugger import Terminal
+from pdlcheck.item_runners.processes.rank.debugger import Terminal
 
 __all__ = ["debug_simulated", "lend", "post_mortem_on_sim", "take_back"]
 

@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 
 from pdlcheck.compat.pytest.config import import_default_plugins
-from pdlcheck.harness.rank import session as rank_session
+from pdlcheck.item_runners.processes.rank import session as rank_session
 
 __all__ = ["rank_session"]
 

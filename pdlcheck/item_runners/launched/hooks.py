@@ -10,8 +10,9 @@ from collections.abc import Generator
 
 import pytest
 
-from pdlcheck.harness.collection import cases
-from pdlcheck.harness.running import launch_decision, launched
+from pdlcheck.harness.collection import cases, launch
+from pdlcheck.item_runners.launched import decision as launch_decision
+from pdlcheck.item_runners.launched import session as launched
 
 __all__ = ()
 
@@ -51,7 +52,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | list[str]:
     """Return the line about the launch."""
-    return launched.headline(config) or []
+    return launch.headline(config) or []
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,17 +10,16 @@ import pytest
 
 from pdlcheck.harness.collection.cases import Case, begins_with_group
 from pdlcheck.harness.collection.same_parameters import note_differing, require_same_parameters
-from pdlcheck.harness.rank import session as rank_session
-from pdlcheck.harness.rank.loggers import attach_quickly
-from pdlcheck.harness.rank.session_description import SessionDescription, describe
-from pdlcheck.harness.reporting.rank_output import RankOutput
 from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.at_once import needs_one_message
-from pdlcheck.harness.running.early import begins_early
 from pdlcheck.harness.running.folders import has_failed, shared_path
+from pdlcheck.harness.running.loggers import attach_quickly
 from pdlcheck.harness.running.next_item import Following, next_on_the_same_ranks
 from pdlcheck.harness.running.time_limits import not_counted, read_marker, seconds_left
-from pdlcheck.worlds import World
+from pdlcheck.item_runners.processes.early import begins_early
+from pdlcheck.item_runners.processes.rank import session as rank_session
+from pdlcheck.item_runners.processes.rank.session_description import SessionDescription, describe
+from pdlcheck.item_runners.processes.rank_output import RankOutput
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller.templates import Beginning
 from pdlcheck.worlds.processes.ranks import ProcessRanks
@@ -34,7 +33,7 @@ _description = pytest.StashKey[dict[str, SessionDescription]]()
 class ProcessItem:
     """An implementation of ``RankedItem`` for worlds whose ranks are processes."""
 
-    def __init__(self, item: pytest.Function, case: Case, world: World) -> None:
+    def __init__(self, item: pytest.Function, case: Case, world: ProcessWorld) -> None:
         self._item = item
         self._case = case
         self._world = world
@@ -53,7 +52,6 @@ class ProcessItem:
         __tracebackhide__ = True
         item = self._item
         with not_counted(item):  # shared work does not count against one test's limit
-            assert isinstance(self._world, ProcessWorld)
             beginning = _beginning(item, self._case.world) if self._world.isolation == "fresh" else None
             opened = self._world.open(self._case.world_size, beginning=beginning, begun=self._early)
             ranks = self._stack.enter_context(opened)
@@ -149,12 +147,11 @@ class ProcessItem:
         return verdict(outcomes)
 
 
-def finish(config: pytest.Config, world: World, exitstatus: int) -> None:
+def finish(config: pytest.Config, world: ProcessWorld, exitstatus: int) -> None:
     """End the sessions in the ranks of a world; raise the first error of the fixtures that are torn down.
 
     If an item runs after all, new sessions begin. That item is the last one, run again.
     """
-    assert isinstance(world, ProcessWorld)
     config.stash.setdefault(_collected, set()).clear()
     world.isolation = "pool"  # use the ranks that were kept
     with ExitStack() as every_pool:

@@ -13,12 +13,12 @@ from typing import Any, TextIO
 import pytest
 
 from pdlcheck.compat.pytest.reports import xml_key
-from pdlcheck.harness.rank.hook_verdicts import remember
-from pdlcheck.harness.reporting import relayed_logs
 from pdlcheck.harness.reporting.common_notes import agreed, words_of
 from pdlcheck.harness.reporting.properties import record
 from pdlcheck.harness.reporting.rank_subtests import id_of, report
 from pdlcheck.harness.reporting.summary_warning import record_warning
+from pdlcheck.item_runners.processes import relayed_logs
+from pdlcheck.item_runners.processes.hook_verdicts import remember
 from pdlcheck.worlds.processes.controller.rank_handle import Written
 from pdlcheck.worlds.processes.exchange.journal import notes
 

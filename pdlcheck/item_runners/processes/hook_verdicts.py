@@ -12,7 +12,7 @@ import pytest
 
 __all__ = ["remember"]
 
-_NAME = "pdlcheck.harness.rank.hook_verdicts"
+_NAME = "pdlcheck.item_runners.processes.hook_verdicts"
 
 
 def remember(item: pytest.Item, when: str, words: str) -> None:

@@ -184,7 +184,7 @@ class Differing:
 
     def _try_fixtures(self, item: pytest.Item, on_real: _Verdict) -> list[str]:
         """Return the explanation if fixtures are the cause, or may be."""
-        from pdlcheck.harness.running.shared_fixtures import blame, of_users, told, used_before
+        from pdlcheck.item_runners.simulated.shared_fixtures import blame, of_users, told, used_before
 
         wide, failure = of_users(item), on_real.failure
         expected = None if failure is None else _first_line(failure)

@@ -16,11 +16,12 @@ import pytest
 
 from pdlcheck.compat.private import warn_of_missing
 from pdlcheck.harness.collection import cases, marker_ownership
+from pdlcheck.harness.running.item_runner import runner_of
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
 
 __all__ = ["NAME", "keep_ctrl_c"]
 
-NAME = "pdlcheck.harness.item_hooks"
+NAME = "pdlcheck.item_runners.item_hooks"
 _COUNTS, _INTERRUPT = "pdlcheck.harness.reporting.world_counts", "pdlcheck.harness.running.interrupt"
 
 
@@ -110,8 +111,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         from pdlcheck.compat.pytest_cov import controller_of
 
         if controller_of(session.config) is not None:
-            from pdlcheck.harness.rank.coverage import hand_over
-            from pdlcheck.harness.running.worlds import bring_coverage
+            from pdlcheck.item_runners.processes.node_coverage import bring_coverage
+            from pdlcheck.item_runners.processes.rank.coverage import hand_over
 
             close_worlds(session.config)  # the ranks write their last data when they end
             bring_coverage(session.config)
@@ -145,8 +146,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker_validation.require_sense(item)
     if cases.world_of(item) is None:
         for world in open_worlds(item.config):
-            if world.shares_process:
-                world.suspend()  # type: ignore[attr-defined]  # a simulated world's
+            runner_of(world).suspend(world)
     else:
         from pdlcheck.harness.running import worlds
         from pdlcheck.harness.running.time_limits import not_counted
@@ -245,9 +245,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return
-        from pdlcheck.harness.running.time_limits import limited
-
-        with limited(item, world), debugged_rank.noting_world_sizes(item, world):
+        with runner_of(world).limited(item, world), debugged_rank.noting_world_sizes(item, world):
             yield
 
 
@@ -270,11 +268,11 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], rep
     rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
     case = cases.case_of(node) if (rank is not None) != debugs else None
     if case is not None and rank is None and case.world != "sim":
-        from pdlcheck.harness.reporting.terminal import tell_where_the_ranks_are
+        from pdlcheck.item_runners.terminal import tell_where_the_ranks_are
 
         tell_where_the_ranks_are(node, call)
     if case is not None and rank is not None and case.world == "sim":
-        from pdlcheck.harness.reporting.terminal import post_mortem_on_sim
+        from pdlcheck.item_runners.terminal import post_mortem_on_sim
 
         post_mortem_on_sim(node, call, report, rank)
 

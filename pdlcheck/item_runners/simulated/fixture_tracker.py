@@ -12,7 +12,7 @@ import pytest
 
 __all__ = ["Begun", "FixtureTrackerPlugin", "noting_of"]
 
-_NAME = "pdlcheck.harness.running.fixture_tracker"
+_NAME = "pdlcheck.item_runners.simulated.fixture_tracker"
 
 
 class Begun:

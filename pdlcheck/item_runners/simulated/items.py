@@ -34,7 +34,6 @@ from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
 from pdlcheck.harness.collection.marker_validation import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
-from pdlcheck.harness.rank.loggers import attach_quickly
 from pdlcheck.harness.reporting.properties import Properties, record
 from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
@@ -43,19 +42,20 @@ from pdlcheck.harness.running.cancelled_fixtures import is_stopped
 from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
-from pdlcheck.harness.running.own_fixtures import (
+from pdlcheck.harness.running.loggers import attach_quickly
+from pdlcheck.harness.running.time_limits import deadline, read_marker
+from pdlcheck.item_runners.simulated.own_fixtures import (
     follow,
     follow_log,
     in_force,
 )
-from pdlcheck.harness.running.rank_fixtures import (
+from pdlcheck.item_runners.simulated.rank_fixtures import (
     ONCE_FOR_ALL,
     FixturesAtHand,
     RankFixtures,
     put_aside,
     put_back,
 )
-from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld

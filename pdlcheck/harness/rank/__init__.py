@@ -1,1 +1,0 @@
-"""The pytest session of a rank process."""

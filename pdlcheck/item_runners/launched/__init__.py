@@ -1,0 +1,1 @@
+"""One session over the processes that torchrun, mpiexec or srun has started."""

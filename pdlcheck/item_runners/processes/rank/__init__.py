@@ -1,0 +1,1 @@
+"""The pytest session inside of a rank process."""

@@ -1,0 +1,1 @@
+"""Items on simulated ranks: all ranks are in this process."""

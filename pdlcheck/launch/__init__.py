@@ -1,0 +1,1 @@
+"""The launch of this process by torchrun, mpiexec or srun, as the environment describes it. Does not import torch."""
