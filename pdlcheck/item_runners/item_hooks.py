@@ -18,6 +18,7 @@ from pdlcheck.compat.private import warn_of_missing
 from pdlcheck.harness.collection import cases, marker_ownership
 from pdlcheck.harness.running.item_runner import runner_of
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
+from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["NAME", "keep_ctrl_c"]
 
@@ -267,11 +268,11 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], rep
     """Start the debugger on a failed simulated rank, or print where the ranks are."""
     rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
     case = cases.case_of(node) if (rank is not None) != debugs else None
-    if case is not None and rank is None and case.world != "sim":
+    if case is not None and rank is None and not is_simulated(case.world):
         from pdlcheck.item_runners.terminal import tell_where_the_ranks_are
 
         tell_where_the_ranks_are(node, call)
-    if case is not None and rank is not None and case.world == "sim":
+    if case is not None and rank is not None and is_simulated(case.world):
         from pdlcheck.item_runners.terminal import post_mortem_on_sim
 
         post_mortem_on_sim(node, call, report, rank)

@@ -24,7 +24,7 @@ from pdlcheck.worlds.backends import BACKENDS
 if TYPE_CHECKING:
     from pdlcheck.worlds.protocol import World
 
-__all__ = ["WORLDS", "get_world", "item_runner_of", "when_made", "worlds_on"]
+__all__ = ["WORLDS", "get_world", "is_simulated", "item_runner_of", "when_made", "worlds_on"]
 
 _GROUP = "pdlcheck.worlds"
 _listeners: list[Callable[[World], object]] = []
@@ -142,10 +142,20 @@ def item_runner_of(name: str) -> str:
     A function that makes a world may name it in its attribute ``item_runner``. The default is the one for worlds whose
     ranks are processes.
     """
+    if is_simulated(name):
+        return "pdlcheck.item_runners.simulated.runner"
     own: str | None = getattr(WORLDS[name], "item_runner", None) if name in WORLDS else None
-    return own or (
-        "pdlcheck.item_runners.simulated.runner" if name == "sim" else "pdlcheck.item_runners.processes.runner"
-    )
+    return own or "pdlcheck.item_runners.processes.runner"
+
+
+def is_simulated(name: str | None) -> bool:
+    """Return whether the ranks of the world of this name are simulated, so that it takes schedules, faults and the like.
+
+    Example:
+        >>> is_simulated("sim"), is_simulated("gloo"), is_simulated(None)
+        (True, False, False)
+    """
+    return name == "sim"
 
 
 def worlds_on(device: str) -> list[str]:

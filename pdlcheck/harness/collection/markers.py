@@ -9,6 +9,7 @@ from pdlcheck.harness.collection.cases import case_of
 from pdlcheck.harness.collection.distributed_tests import is_distributed_test
 from pdlcheck.worlds.arguments import check_faults
 from pdlcheck.worlds.choices import ISOLATIONS
+from pdlcheck.worlds.registry import is_simulated
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 
 __all__ = ["given_to", "isolation_of", "require_faults", "semantics_of"]
@@ -54,7 +55,7 @@ def require_faults(item: pytest.Item, world_name: str) -> None:
             )
     except ValueError as error:
         raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
-    if world_name != "sim":
+    if not is_simulated(world_name):
         reason = f"faults are injected on the world sim alone, not on {world_name}"
         raise pytest.skip.Exception(reason, _use_item_location=True)
 

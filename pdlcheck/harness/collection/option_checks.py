@@ -9,7 +9,7 @@ import pytest
 
 from pdlcheck.harness.collection.cases import world_names
 from pdlcheck.launch.traces import has_traces
-from pdlcheck.worlds.registry import WORLDS
+from pdlcheck.worlds.registry import WORLDS, is_simulated
 
 if TYPE_CHECKING:
     from pdlcheck.launch.environment import Launch
@@ -25,7 +25,7 @@ def check_options(config: pytest.Config) -> None:
     for name in names or [""]:
         if name not in WORLDS:
             raise pytest.UsageError(f"--world must name some of {', '.join(sorted(WORLDS))}; got {name!r}")
-    if getattr(config.option, "update_snapshots", False) and {*names} - {"sim"}:
+    if getattr(config.option, "update_snapshots", False) and not all(map(is_simulated, names)):
         raise pytest.UsageError(
             "--snapshot-update with a world other than sim: syrupy does not see what ranks in processes compare, "
             "writes none of it, and would delete what it has of them; update with --world sim"

@@ -12,6 +12,7 @@ from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.running import worlds
 from pdlcheck.harness.running.folders import Folders
 from pdlcheck.worlds.exceptions import add_note
+from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["FOUND", "call_under_schedules", "runs_under_schedules", "search_schedules"]
 
@@ -23,7 +24,7 @@ def runs_under_schedules(item: pytest.Item) -> bool:
     """Return whether an item has the marker, runs on simulated ranks, and no option names the one schedule to run."""
     if item.get_closest_marker("schedules") is None or item.config.getoption("--pdl-schedule") is not None:
         return False
-    return cases.world_of(item) == "sim"
+    return is_simulated(cases.world_of(item))
 
 
 def search_schedules(item: pytest.Item, run: Callable[[Any], BaseException | None]) -> None:
@@ -59,7 +60,7 @@ def call_under_schedules(item: pytest.Function) -> None:
     count, _ = wanted_schedules(item)
     if count is None:
         pytest.fail('schedules("all") needs the ranks of one run: mark the test world_size', pytrace=False)
-    world = worlds.open_world(item.config, "sim")
+    world = worlds.open_world(item.config, cases.world_of(item))
     assert isinstance(world, SimulatedWorld)
     arguments = {name: item.funcargs[name] for name in argument_names(item)}
     before, steps = world.schedule, 1

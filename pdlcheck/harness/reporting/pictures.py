@@ -12,6 +12,7 @@ import pytest
 from pdlcheck.harness.collection.cases import world_of
 from pdlcheck.harness.reporting.summary_warning import record_warning
 from pdlcheck.harness.running.worlds import open_world
+from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["draw"]
 
@@ -20,10 +21,10 @@ _LONGEST = 200  # bytes, of the 255 that a file name may have
 
 def draw(item: pytest.Item, report: pytest.TestReport) -> None:
     """Write the last run of the test's simulated world as JSON and SVG; a failed test's report names the picture."""
-    if report.when != "call" or world_of(item) != "sim":
+    if report.when != "call" or not is_simulated(world_of(item)):
         return
     try:
-        timeline = open_world(item.config, "sim").timeline
+        timeline = open_world(item.config, world_of(item)).timeline
     except RuntimeError:  # the world has run nothing
         return
     folder = Path(item.config.getoption("--pdl-timeline"))

@@ -22,6 +22,7 @@ from pdlcheck.harness.collection.drawn_at_import import differs_between_ranks
 from pdlcheck.harness.collection.schedules import FOUND
 from pdlcheck.harness.collection.short_names import name_of
 from pdlcheck.worlds.exceptions import text_of
+from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
 
@@ -80,14 +81,16 @@ def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRepor
             command += [_name(item, "--pdl-rank-device"), device]
         if item.config.getoption(cuda_as_cpu.OPTION):
             command.append(_name(item, cuda_as_cpu.OPTION))
-        if world == "sim" and (semantics := item.config.getoption("--pdl-semantics")) != "rendezvous":
+        if is_simulated(world) and (semantics := item.config.getoption("--pdl-semantics")) != "rendezvous":
             command += [_name(item, "--pdl-semantics"), semantics]
         schedule = item.stash.get(FOUND, item.config.getoption("--pdl-schedule"))
-        if schedule is not None and world == "sim":
+        if schedule is not None and is_simulated(world):
             command.append(f"{_name(item, '--pdl-schedule')}={schedule}")
         for subject in item.config.getoption("--pdl-subject"):
             command += [_name(item, "--pdl-subject"), subject]
-        if world != "sim" and (words := differs_between_ranks(str(item.path), item.config.getoption("--pdl-seed"))):
+        if not is_simulated(world) and (
+            words := differs_between_ranks(str(item.path), item.config.getoption("--pdl-seed"))
+        ):
             report.sections.append(("drawn at import", words))
         report.sections.append(("replay", shlex.join(command)))
 

@@ -22,6 +22,7 @@ from pdlcheck.compat.pytest.logging import (
     set_log_phases,
 )
 from pdlcheck.harness.collection import cases
+from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["Destinations", "all_have", "attach_quickly"]
 
@@ -86,7 +87,7 @@ class _Quick:
                 yield
             return
         captured, reported, level = self._plugin.caplog_handler, self._plugin.report_handler, self._plugin.log_level
-        if when == "setup" or case.world == "sim" or _found not in item.stash:
+        if when == "setup" or is_simulated(case.world) or _found not in item.stash:
             item.stash[_found] = self._destinations.now()
         with _attached([captured, reported], item.stash[_found], level):
             captured.reset()
