@@ -35,7 +35,7 @@ def set_explanations(
 
 def explanations_of(item: pytest.Item) -> AbstractContextManager[None]:
     """Let pytest explain failed comparisons for a test in a block."""
-    return contextmanager(_protocol)(item)  # type: ignore[no-any-return]
+    return contextmanager(_protocol)(item)
 
 
 def compare(op: str, left: object, right: object) -> str | None:

@@ -38,7 +38,7 @@ _FUNCTION = take(
 def definitions_of(item: Any) -> Mapping[str, Sequence[Any]]:
     """Return the definitions of each fixture that a test uses, by name; none for an item without fixtures."""
     info = getattr(item, "_fixtureinfo", None)
-    return {} if info is None else info.name2fixturedefs  # type: ignore[no-any-return]
+    return {} if info is None else info.name2fixturedefs
 
 
 def argument_names(item: Any) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def argument_names(item: Any) -> tuple[str, ...]:
 @uses("_pytest.python.Metafunc._arg2fixturedefs", lost="the fixtures of a test before it is repeated on worlds")
 def repeated_definitions(metafunc: pytest.Metafunc) -> dict[str, Sequence[Any]]:
     """Return the definitions that a test will use, by name, while it is repeated; changes apply to the test."""
-    return metafunc._arg2fixturedefs  # type: ignore[return-value]  # of one test
+    return metafunc._arg2fixturedefs
 
 
 @uses(

@@ -134,11 +134,11 @@ def set_up_state(session: pytest.Session) -> Any:
 
 
 @uses("_pytest.outcomes.Skipped._use_item_location", lost="the line of a test in the report of its skip")
-def show_at_item(skip: pytest.skip.Exception) -> None:
+def show_at_item(skip: Any) -> None:
     """Let the report of a skip name the line of the test."""
     skip._use_item_location = True
 
 
-def skip_at_item(reason: str) -> pytest.skip.Exception:
+def skip_at_item(reason: str) -> BaseException:
     """Return a skip whose report names the line of the test."""
     return pytest.skip.Exception(reason, _use_item_location=True)

@@ -46,16 +46,16 @@ def test_doctor_lists_a_broken_name_with_its_purpose_and_what_is_lost(own_table,
 
 
 BREAKS = """
-import _pytest.config, _pytest.doctest
+import _pytest.debugging, _pytest.doctest
 
 if {at_collection}:
     del _pytest.doctest.DoctestModule
-del _pytest.config._prepareconfig
+del _pytest.debugging.PdbInvoke
 """
 PLAIN = "def test_plain(): pass\n"
 RANKED = "import pytest\n\n@pytest.mark.world_size(2)\ndef test_ranked(rank): pass\n"
 OF_COLLECTION = "*  _pytest.doctest.DoctestModule: modules that are no test files. Without it: imports of test files*"
-OF_RANKS = "*  _pytest.config._prepareconfig: the configuration of a rank process. Without it: tests on rank processes."
+OF_RANKS = "*  _pytest.debugging.PdbInvoke: the debugger at a failure of a simulated rank. Without it: --rank-pdb on sim."
 HEAD = "*MissingNameWarning: pytest * lacks private names that pdlcheck uses:"
 
 
