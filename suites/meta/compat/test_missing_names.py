@@ -55,7 +55,7 @@ del _pytest.debugging.PdbInvoke
 PLAIN = "def test_plain(): pass\n"
 RANKED = "import pytest\n\n@pytest.mark.world_size(2)\ndef test_ranked(rank): pass\n"
 OF_COLLECTION = "*  _pytest.doctest.DoctestModule: modules that are no test files. Without it: imports of test files*"
-OF_RANKS = "*  _pytest.debugging.PdbInvoke: the debugger at a failure of a simulated rank. Without it: --rank-pdb on sim."
+OF_RANKS = "*  _pytest.debugging.PdbInvoke: the debugger at a failure of a simulated rank. Without it: --rank-pdb*"
 HEAD = "*MissingNameWarning: pytest * lacks private names that pdlcheck uses:"
 
 
