@@ -149,7 +149,7 @@ def item_runner_of(name: str) -> str:
 
 
 def is_simulated(name: str | None) -> bool:
-    """Return whether the ranks of the world of this name are simulated, so that it takes schedules, faults and the like.
+    """Return whether the ranks of the world of this name are simulated: it takes schedules, faults and the like.
 
     Example:
         >>> is_simulated("sim"), is_simulated("gloo"), is_simulated(None)
