@@ -62,6 +62,6 @@ def in_backward() -> bool:
     return graph_task_id() != -1  # type: ignore[no-any-return]
 
 
-def call_after_backward(callback: Callable[[], object]) -> None:
+def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function at the end of the backward pass that runs in this thread."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # the present engine, which a world may replace

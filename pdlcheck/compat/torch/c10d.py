@@ -96,7 +96,7 @@ _LOG: Final = name(
     lost=_SIM,
 )
 
-HashStore: Any = take(
+HashStore: type[distributed_c10d.Store] = take(
     "torch._C._distributed_c10d.HashStore",  # torch.distributed has it too, except on Windows
     "a store that meets no other process, in the check of init_process_group",
     lost="every world",

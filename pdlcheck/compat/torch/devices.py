@@ -57,8 +57,8 @@ def is_built(kind: Any) -> bool:
 @uses("torch._GLOBAL_DEVICE_CONTEXT", lost="a default device that a test leaves set acts on later tests")
 def default_device() -> torch.device | None:
     """Return the device of ``torch.set_default_device`` in this thread, to restore it; None if there is none."""
-    mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]  # no stub
-    return None if mode is None else mode.device  # type: ignore[no-any-return]
+    mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if mode is None else mode.device
 
 
 # These import torch.utils._device only when they are called, as torch itself does.

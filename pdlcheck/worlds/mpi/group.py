@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import DebugLevel, Store, get_debug_level
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.uncompiled import uncompiled
@@ -37,7 +37,7 @@ class MpiEngine:
         self._timeout = timeout
         # torch's own switch (TORCH_DISTRIBUTED_DEBUG=DETAIL) turns the comparison on. Without it, MPI may end in a
         # segmentation fault if sizes differ.
-        self._compares = dist.get_debug_level() == dist.DebugLevel.DETAIL and _wrap is None
+        self._compares = get_debug_level() == DebugLevel.DETAIL and _wrap is None
 
     def post(self, operation: Operation) -> dist.Work:
         """Post an operation; see :class:`pdlcheck.worlds.observe.Engine`."""

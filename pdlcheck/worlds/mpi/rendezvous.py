@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch.distributed import Store, TCPStore
+from torch.distributed.distributed_c10d import Store
 
+from pdlcheck.compat.torch.stores import TCPStore
 from pdlcheck.worlds.mpi.library import MPI, start
 
 __all__ = ["meet"]

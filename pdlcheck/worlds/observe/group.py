@@ -140,7 +140,8 @@ class WatchedGroup(dist.ProcessGroup):
 
     def get_group_store(self) -> distributed_c10d.Store:
         """Return the store of the group."""
-        return world_state().pg_map[self][1]
+        store: distributed_c10d.Store = world_state().pg_map[self][1]
+        return store
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: this class counts the operations."""

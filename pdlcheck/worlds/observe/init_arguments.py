@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.compat.torch.c10d import DEFAULT_TIMEOUT, NEW_GROUP, HashStore, world_state
 from pdlcheck.compat.torch.rendezvous import CREATE_STORE

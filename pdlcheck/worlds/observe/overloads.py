@@ -21,6 +21,7 @@ __all__ = ["FORMS", "Forms", "numbers"]
 
 _Convert = Callable[[Any], Any]  # converts an argument to the form with options; raises TypeError
 _Form = dict[str, _Convert | None]  # the arguments of a call, in order; None: it belongs to the options
+_AllgatherOptions: type = c10d.AllgatherOptions  # type: ignore[attr-defined]  # public, but not in its __all__
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 _MAY_BE_NONE = ("opts", "timeout")
 _MAY_BE_LEFT_OUT = ("op", "opts", "timeout")
@@ -131,10 +132,10 @@ _SCATTER: tuple[_Form, ...] = ({"output_tensors": _list, "input_tensors": _lists
 
 _ALL: dict[str, tuple[type, tuple[_Form, ...]]] = {
     "allgather": (
-        c10d.AllgatherOptions,
+        _AllgatherOptions,
         (*_GATHER, {"output_tensors": _lists_of_one, "input_tensor": _list_of_one} | _LIMIT),
     ),
-    "allgather_coalesced": (c10d.AllgatherOptions, ({"output_lists": _lists, "input_list": _list} | _OPTS,)),
+    "allgather_coalesced": (_AllgatherOptions, ({"output_lists": _lists, "input_list": _list} | _OPTS,)),
     "allreduce": (
         c10d.AllreduceOptions,
         ({"tensors": _list} | _OPTS, {"tensors": _list} | _OP, {"tensor": _list_of_one} | _OP),
@@ -161,8 +162,8 @@ _ALL: dict[str, tuple[type, tuple[_Form, ...]]] = {
     ),
 }
 _FLAT_CALLS: dict[tuple[str, str], tuple[type, tuple[_Form, ...]]] = {  # names since torch 2.13, and earlier ones
-    FLAT_ALL_GATHER: (c10d.AllgatherOptions, (_FLAT | _OPTS,)),
-    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"): (c10d.AllgatherOptions, (_MANY,)),
+    FLAT_ALL_GATHER: (_AllgatherOptions, (_FLAT | _OPTS,)),
+    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"): (_AllgatherOptions, (_MANY,)),
     ("all_to_all_single", "alltoall_base"): (c10d.AllToAllOptions, (_SPLIT | _OPTS, _SPLIT | _LIMIT)),
     FLAT_REDUCE_SCATTER: (
         c10d.ReduceScatterOptions,

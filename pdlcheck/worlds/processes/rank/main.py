@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pdlcheck.compat.torch.c10d import world_state
+from pdlcheck.compat.torch.stores import TCPStore
 from pdlcheck.errors import PeerFailed, RankFailed
 from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once

@@ -9,9 +9,10 @@ import itertools
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pdlcheck.compat.torch.rendezvous import CREATE_STORE
+from pdlcheck.compat.torch.stores import TCPStore
 
 __all__ = ["meet_at"]
 

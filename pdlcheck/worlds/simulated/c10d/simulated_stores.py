@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import FileStore, TCPStore
 
+from pdlcheck.compat.torch.stores import FileStore, TCPStore
 from pdlcheck.worlds.simulated.c10d.store import NO_LIMIT, SimulatedStore, as_bytes
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, Scheduler

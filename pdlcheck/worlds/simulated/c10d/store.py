@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.worlds.observe import is_limit
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pdlcheck.compat.patches import Patch
+from pdlcheck.compat.torch.stores import FileStore, TCPStore
 from pdlcheck.worlds.simulated.c10d.simulated_stores import file_store, is_served, tcp_store
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 

@@ -38,7 +38,7 @@ class _Claim:
         self.is_output = is_output
 
 
-class HazardDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class HazardDetector(TorchDispatchMode):  # type: ignore[misc]  # torch's class, by its private name
     """The claims of one rank: all buffers that it must leave alone.
 
     Args:
@@ -46,7 +46,7 @@ class HazardDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, describe: Callable[[Signature], tuple[str, str]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._describe = describe
         self._by_storage: dict[int, list[_Claim]] = {}
         self._storages: dict[int, list[int]] = {}  # by the id of the owner, which the claims keep alive
