@@ -14,7 +14,6 @@ import torch.distributed.fsdp.sharded_grad_scaler  # before a default group exis
 import torch.serialization as serialization
 
 from pdlcheck.compat.patches import Patch, Patches
-from pdlcheck.compat.private import PrivateName
 from pdlcheck.compat.torch.serialization import unregister_package
 from pdlcheck.compat.torch.tensors import untyped_storage_of
 from pdlcheck.worlds.cuda_as_cpu import memory
@@ -47,8 +46,8 @@ def exchanged(find: Callable[[], RankDevices | None], *, processes: bool = False
 @cache
 def _table(processes: bool) -> Patches:
     rows = []
-    for place, name, make in replaced_names(processes=processes):
-        owner = place.owner if isinstance(place, PrivateName) else _find(place)
+    for owner_name, name, make in replaced_names(processes=processes):
+        owner = _find(owner_name)
         if hasattr(owner, name):  # this version of torch may lack the name
             everywhere = isinstance(owner, ModuleType)
             rows.append(Patch(owner, name, make, "CUDA code of ranks runs on the CPU", everywhere))

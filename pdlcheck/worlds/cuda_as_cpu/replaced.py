@@ -30,12 +30,12 @@ class Replaced(NamedTuple):
     """One attribute and its replacement on ranks.
 
     Args:
-        owner: module, or module:class, by name; of a private name, itself.
+        owner: module, or module:class, by name.
         name: the attribute.
         make: returns the replacement, given torch's own.
     """
 
-    owner: str | PrivateName
+    owner: str
     name: str
     make: Callable[[Any], Any]
 
@@ -112,6 +112,12 @@ def _class(make_instance: Callable[..., Any], *others: type) -> Callable[[Any], 
     return make
 
 
+def _private(name: PrivateName, make: Callable[[Any], Any]) -> Replaced:
+    owner = name.owner
+    place = f"{owner.__module__}:{owner.__name__}" if isinstance(owner, type) else owner.__name__
+    return Replaced(place, name.attribute, make)
+
+
 def replaced_names(*, processes: bool) -> list[Replaced]:
     """Return the table.
 
@@ -119,7 +125,6 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         processes: whether the ranks are processes, which use the groups of their backend and may compile.
     """
     cuda, accelerator, c10d = "torch.cuda", "torch.accelerator", "torch.distributed.distributed_c10d"
-    factory = FACTORY_UNDER_DEFAULT_DEVICE
     table = [
         *[Replaced(cuda, name, _for_users(stand_in)) for name, stand_in in _QUESTIONS.items()],
         *[Replaced(cuda, name, _on_ranks(stand_in)) for name, stand_in in _FUNCTIONS.items()],
@@ -137,9 +142,9 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         Replaced("torch", "Event", _class(calls.event_of_kind, streams.Event)),
         Replaced("torch", "Stream", _class(calls.stream_of_kind, streams.Stream)),
         Replaced("torch.amp.autocast_mode:autocast", "__init__", _around(calls.autocast)),
-        Replaced(CAST, CAST.attribute, _around(calls.cast)),
+        _private(CAST, _around(calls.cast)),
         Replaced("torch.amp.grad_scaler:GradScaler", "__init__", _around(calls.grad_scaler)),
-        Replaced(RUN_BACKWARD, RUN_BACKWARD.attribute, _around(calls.in_mode_of_rank)),
+        _private(RUN_BACKWARD, _around(calls.in_mode_of_rank)),
         Replaced("torch.distributed.device_mesh:DeviceMesh", "__init__", _around(calls.device_mesh)),
         Replaced("torch.distributed.device_mesh:DeviceMesh", "device_type", calls.device_type),
         Replaced(c10d, "barrier", _around(calls.barrier)),
@@ -147,7 +152,7 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
         Replaced("torch.nn:Module", "to", _around(calls.module_to)),
         Replaced("torch.nn.parallel:DistributedDataParallel", "__init__", _around(calls.data_parallel)),
         Replaced("torch.nn:SyncBatchNorm", "forward", _around(calls.sync_batch_norm)),
-        Replaced(factory, factory.attribute, _around(calls.default_device)),
+        _private(FACTORY_UNDER_DEFAULT_DEVICE, _around(calls.default_device)),
         Replaced("torch:Tensor", "record_stream", _on_ranks(functions.do_nothing)),
         Replaced("torch:UntypedStorage", "to", _around(calls.storage_to)),
         Replaced("threading:Thread", "start", _around(calls.start_thread)),
