@@ -37,7 +37,8 @@ def ignore_names(module: nn.Module, names: Iterable[str]) -> None:
 @uses("torch.distributed.algorithms.join.Joinable._join_config", lost="DistributedDataParallel.join does not work")
 def is_joining(joinable: Joinable) -> bool:
     """Return whether a wrapper is used in an enabled context of Join."""
-    return joinable._join_config.enable
+    enabled: bool = joinable._join_config.enable
+    return enabled
 
 
 skip_frames(is_joining, "SKIP")  # it is called in each forward pass, from a frame whose calls are compiled

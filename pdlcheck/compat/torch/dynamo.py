@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any, Literal
 
 from pdlcheck.compat.private import take, uses
@@ -20,13 +19,13 @@ _eval_frame: Any = take("torch._C._dynamo.eval_frame", "functions that torch.com
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     lost=_LOST,
 )
-def skip_frames(fn: FunctionType, callees: Literal["DEFAULT", "SKIP"]) -> None:
+def skip_frames(fn: Any, callees: Literal["DEFAULT", "SKIP"]) -> None:
     """Make torch.compile run a function as it is written.
 
     The function is marked for frames that are entered, and for calls that Dynamo finds while it traces another frame.
 
     Args:
-        fn: the function.
+        fn: a function written in Python.
         callees: ``SKIP`` if what it calls is not compiled either, else ``DEFAULT``.
     """
     if hasattr(_eval_frame, "set_code_exec_strategy"):  # a future torch without it may compile them correctly

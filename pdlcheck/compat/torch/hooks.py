@@ -14,5 +14,5 @@ __all__ = ["accumulation_hooks"]
 @uses("torch.Tensor._post_accumulate_grad_hooks", lost="DistributedDataParallel may reduce gradients too early")
 def accumulation_hooks(parameter: Tensor) -> dict[int, Any]:
     """Return the table of hooks that run when a gradient is complete, to see that the reducer's is still the last."""
-    hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]  # torch leaves it out
+    hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
     return hooks

@@ -38,7 +38,8 @@ def call_with(module: nn.Module, values: Values, *args: Any) -> Any:
     places: dict[str, Tensor] = {}
     by_hand: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]] = []
     for prefix, part in module.named_modules():
-        for held in (own_parameters(part), own_buffers(part)):
+        tables: tuple[dict[str, Any], ...] = (own_parameters(part), own_buffers(part))
+        for held in tables:
             for name, tensor in held.items():
                 full = _join(prefix, name)
                 if full in values and (tensor is None or values[full] is None):
