@@ -29,9 +29,17 @@ class ContextVariables(RunState):
     start: contextvars.Context
     _decimals: decimal.Context | None = None  # a copy of the controller's decimal context
 
+    def capture(self) -> contextvars.Context:
+        """Return a copy of the present context."""
+        return contextvars.copy_context()
+
+    def apply(self, state: contextvars.Context) -> None:
+        """Set the variables of a context in the present one."""
+        _put_variables(state, {})
+
     def baseline(self) -> Callable[[], object] | None:
         """Record the controller's context. Ranks have threads of their own, so there is nothing to restore."""
-        self.start = contextvars.copy_context()
+        self.start = self.capture()
         self._decimals = self.start.run(_set_decimals, self._decimals)
         return None
 

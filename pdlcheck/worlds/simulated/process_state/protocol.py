@@ -89,6 +89,7 @@ class ProcessState(Protocol):
 
         Called in the controller.
         """
+        return
 
 
 class RunState(ProcessState, Protocol):
