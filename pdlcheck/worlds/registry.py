@@ -125,9 +125,7 @@ def get_world(name: str, *, device: str | None = None, **options: Any) -> World:
 @cache
 def _warn_of_missing_names() -> None:
     """Warn, once in a process, of private names of torch that the installed version lacks."""
-    warn = getattr(private, "warn_of_missing", None)
-    if warn is not None:
-        warn("torch", only_registered=True)
+    private.warn_of_missing("torch", only_registered=True)
 
 
 def when_made(listener: Callable[[World], object]) -> None:
