@@ -12,6 +12,8 @@ from pdlcheck.compat.torch.patched import STANCE
 
 __all__: list[str] = []
 
+__all__: list[str] = []
+
 for _one in CONTEXTS:
     _one.register()
 name(

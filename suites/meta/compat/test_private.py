@@ -110,11 +110,7 @@ def test_a_value_that_is_there_is_the_librarys_own():
 
 
 def test_a_function_registers_what_it_reads_with_its_docstring(monkeypatch):
-<<<<<<< HEAD
     monkeypatch.delitem(private._registered, "torch.nn.Module._buffers", raising=False)  # modules.py has it
-=======
-    monkeypatch.delitem(private._registered, "torch.nn.Module._buffers", raising=False)  # as modules.py has it
->>>>>>> 41c8a96 (Shorten a line of the test of private names)
 
     @uses("torch.nn.Module._buffers", lost="buffers are not compared")
     def buffers(module):

@@ -106,7 +106,8 @@ def test_an_arrow_in_the_wrong_direction_is_seen():
 
 def _public(path: Path) -> list[str] | None:
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(getattr(target, "id", "") == "__all__" for target in targets):
             return list(ast.literal_eval(node.value))
     return None
 
