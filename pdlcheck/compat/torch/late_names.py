@@ -12,8 +12,6 @@ from pdlcheck.compat.torch.patched import STANCE
 
 __all__: list[str] = []
 
-__all__: list[str] = []
-
 for _one in CONTEXTS:
     _one.register()
 name(

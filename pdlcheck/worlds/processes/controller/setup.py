@@ -56,6 +56,6 @@ def start_of(setup: Setup, placement: Placement, rank: int, port: int) -> Start:
 
 def store_at(host: str, port: int, listening: int) -> Any:
     """Return a store that this process hosts, on a descriptor that listens at the address; it lives with the result."""
-    from torch.distributed.distributed_c10d import TCPStore  # this module is imported before torch
+    from pdlcheck.compat.torch.stores import TCPStore  # it imports torch, and this module is imported before torch
 
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
