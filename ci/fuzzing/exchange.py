@@ -19,10 +19,10 @@ from typing import Any
 from fuzzing.mutations import mutated
 from fuzzing.target import Broken, Target, require
 from pdlcheck.worlds.agents.door import Door, enter
+from pdlcheck.worlds.journal import notes
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
 from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, report_of
 from pdlcheck.worlds.processes.exchange.board import Board, SpoiledBoard, shared_file
-from pdlcheck.worlds.processes.exchange.journal import notes
 from pdlcheck.worlds.processes.exchange.messages import Ending, Here, Ready, Stack, packed
 from pdlcheck.worlds.simulated.schedules.spec import schedule_of
 

@@ -189,10 +189,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if cases.case_of(pyfuncitem) is None:
         if pyfuncitem.get_closest_marker("schedules") is None:
             return None
-        from pdlcheck.harness.collection.schedules import call_under_schedules, runs_under_schedules
+        from pdlcheck.harness.collection.schedules import runs_under_schedules
 
         if not runs_under_schedules(pyfuncitem):
             return None
+        from pdlcheck.item_runners.simulated.schedules import call_under_schedules
+
         call_under_schedules(pyfuncitem)
         return True
     from pdlcheck.harness.running.ranked import call

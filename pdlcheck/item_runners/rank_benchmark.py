@@ -18,7 +18,7 @@ from pdlcheck.harness.reporting.benchmark_session import NOTE, add_rows, note_un
 from pdlcheck.harness.running.context import rank_context
 from pdlcheck.harness.running.worlds import open_world
 from pdlcheck.item_runners.processes.rank.rank_benchmark import call_once, named, time_on_rank
-from pdlcheck.worlds.processes.exchange.journal import note
+from pdlcheck.worlds.journal import note
 from pdlcheck.worlds.processes.rank.own_device import own_device
 
 __all__ = ["RankBenchmark"]

@@ -41,13 +41,11 @@ def check_options(config: pytest.Config) -> None:
             f"--rank-pdb {rank}: the terminal is that of rank 0, on whose node {own.local_world_size} of "
             f"{own.world_size} ranks are; take one of these, or launch on one node"
         )
-    if (spec := config.getoption("--pdl-schedule")) is not None:
-        from pdlcheck.worlds.simulated.schedules import schedule_of
+    if config.getoption("--pdl-schedule") is not None:
+        from pdlcheck.harness.running.item_runner import runner_of
 
-        try:
-            schedule_of(spec)
-        except ValueError as error:
-            raise pytest.UsageError(f"--{error}") from None
+        for name in names:
+            runner_of(name).check_options(config)
     folder = config.option.pdl_timeline
     if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
         raise pytest.UsageError(f"--timeline takes a folder for pictures; {folder!r} is a file")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.compat.pytest_benchmark import session_of
-from pdlcheck.worlds.processes.exchange.journal import note
+from pdlcheck.worlds.journal import note
 
 __all__ = ["name_benchmark", "note_benchmarks", "of_rank"]
 

@@ -40,6 +40,9 @@ class ItemRunner(Protocol):
     def load(self) -> None:
         """Import what the first item on such a world needs, where that takes long."""
 
+    def check_options(self, config: pytest.Config) -> None:
+        """Raise a usage error if an option that only such worlds read is invalid."""
+
     def options(self, config: pytest.Config, name: str) -> Mapping[str, Any]:
         """Return the options of :func:`pdlcheck.worlds.get_world` for a session."""
 

@@ -19,8 +19,8 @@ from pdlcheck.harness.reporting.rank_subtests import id_of, report
 from pdlcheck.harness.reporting.summary_warning import record_warning
 from pdlcheck.item_runners.processes import relayed_logs
 from pdlcheck.item_runners.processes.hook_verdicts import remember
+from pdlcheck.worlds.journal import notes
 from pdlcheck.worlds.processes.controller.rank_handle import Written
-from pdlcheck.worlds.processes.exchange.journal import notes
 
 __all__ = ["RankOutput"]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adapt",
+    "check_options",
     "finish",
     "limited",
     "load",
@@ -37,6 +38,10 @@ _TIMED_LIMIT_S = 600.0  # for a call whose ranks are timed
 
 def load() -> None:
     """Do nothing: the ranks import torch, and their start is not counted."""
+
+
+def check_options(config: pytest.Config) -> None:
+    """Do nothing: ``--schedule`` concerns simulated ranks."""
 
 
 def options(config: pytest.Config, name: str) -> Mapping[str, Any]:

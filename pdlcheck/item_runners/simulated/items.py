@@ -33,7 +33,7 @@ from pdlcheck.errors import Deadlock, RankTimeout
 from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
 from pdlcheck.harness.collection.marker_validation import require_own_values
-from pdlcheck.harness.collection.schedules import runs_under_schedules, search_schedules
+from pdlcheck.harness.collection.schedules import runs_under_schedules
 from pdlcheck.harness.reporting.properties import Properties, record
 from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
@@ -56,6 +56,7 @@ from pdlcheck.item_runners.simulated.rank_fixtures import (
     put_aside,
     put_back,
 )
+from pdlcheck.item_runners.simulated.schedules import search_schedules
 from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.simulated import SimulatedRanks, SimulatedWorld

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adapt",
+    "check_options",
     "finish",
     "limited",
     "load",
@@ -37,6 +38,16 @@ _LIMIT_S = 60.0  # for one call, the same as on processes
 def load() -> None:
     """Import the simulated world, and torch with it."""
     import pdlcheck.worlds.simulated  # noqa: F401
+
+
+def check_options(config: pytest.Config) -> None:
+    """Raise a usage error if ``--schedule`` names no schedule."""
+    from pdlcheck.worlds.simulated.schedules import schedule_of
+
+    try:
+        schedule_of(config.getoption("--pdl-schedule"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--{error}") from None
 
 
 def options(config: pytest.Config, name: str) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ class Differing:
             world.own_globals = given
 
     def _explain(self, on_sim: _Verdict, on_real: _Verdict, world: str, *, once_more: bool) -> None:
-        from pdlcheck.harness.running.frameworks import modules_of_framework
+        from pdlcheck.item_runners.simulated.frameworks import modules_of_framework
         from pdlcheck.worlds.simulated.module_globals.cause import Finding, find_cause, find_modules
         from pdlcheck.worlds.simulated.module_globals.mutable_state import user_modules
 

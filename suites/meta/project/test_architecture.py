@@ -86,6 +86,32 @@ def test_the_kinds_of_worlds_do_not_import_one_another(room, others):
         assert not wrong, f"{path.relative_to(PACKAGE)} must not import worlds/{', '.join(wrong)}"
 
 
+def _inside_of_worlds(source: str) -> set[str]:
+    """Return the modules inside of the folders of ``pdlcheck.worlds`` that a file imports, at any depth."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    folders = [path.name for path in (PACKAGE / "worlds").iterdir() if path.is_dir()]
+    return {name for name in names if any(f"{name}.".startswith(f"pdlcheck.worlds.{one}.") for one in folders)}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "harness").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_the_harness_asks_for_capabilities_and_knows_no_world(path):
+    wrong = _inside_of_worlds(path.read_text())
+    assert not wrong, f"{path.name}: ask the world's item runner (harness/running/item_runner.py) instead of {wrong}"
+
+
+def test_an_import_from_inside_of_a_world_is_seen():
+    assert _inside_of_worlds("def f():\n    from pdlcheck.worlds.simulated import SimulatedWorld")
+    assert _inside_of_worlds("import pdlcheck.worlds.processes.ranks")
+    assert not _inside_of_worlds("from pdlcheck.worlds.registry import get_world")
+
+
 def _modules(source: str) -> set[str]:
     """Return the packages of worlds that a file imports, at any depth."""
     names = set()

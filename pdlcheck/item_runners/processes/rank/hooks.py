@@ -28,7 +28,7 @@ from pdlcheck.compat.pytest.reports import TerminalWriter, require_text, xml_key
 from pdlcheck.harness.reporting.rank_benchmarks import note_benchmarks
 from pdlcheck.harness.running.loggers import Destinations, all_have
 from pdlcheck.item_runners.processes.rank.outside_root import keep_node_ids
-from pdlcheck.worlds.processes.exchange.journal import note
+from pdlcheck.worlds.journal import note
 
 __all__ = ["RankHooks", "StandingHandlers", "journal_log", "note_additions", "note_for_xml", "note_shown_fixtures"]
 

@@ -67,9 +67,9 @@ from pdlcheck.item_runners.processes.rank.terminal import silent_reporter
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten
 from pdlcheck.worlds.import_streams import drawn_by
+from pdlcheck.worlds.journal import note
 from pdlcheck.worlds.observe import end_at_user_line
 from pdlcheck.worlds.outcome import without_addresses
-from pdlcheck.worlds.processes.exchange.journal import note
 from pdlcheck.worlds.processes.rank import import_time_rng
 from pdlcheck.worlds.processes.rank.cuda_on_cpu import runs_cuda_on_cpu
 from pdlcheck.worlds.processes.rank.ending import note_report

@@ -29,10 +29,10 @@ from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
+from pdlcheck.worlds.journal import open_journal
 from pdlcheck.worlds.observe import FROM_CALLBACK, declare_wrappers
 from pdlcheck.worlds.outcome import ENDS_A_PROCESS, as_failure
 from pdlcheck.worlds.processes.exchange.board import Board
-from pdlcheck.worlds.processes.exchange.journal import open_journal
 from pdlcheck.worlds.processes.exchange.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.exchange.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings, put
