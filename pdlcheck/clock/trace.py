@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdlcheck.clock.rounds import Payload
+from pdlcheck.operations.rounds import Payload
 
 __all__ = ["Act", "Compute", "Exchange", "Post", "Trace", "Wait"]
 

@@ -23,7 +23,7 @@ __all__ = ["Place", "is_machinery", "place_of", "places_of", "user_traceback"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = os.path.join(_TORCH, "distributed") + os.sep
-_WORLDS = str(Path(__file__).parent) + os.sep
+_OWN = tuple(str(Path(__file__).parents[1] / room) + os.sep for room in ("operations", "worlds"))
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_LIBRARY, "site-packages") + os.sep
 _ITS_PLACE = operator.attrgetter("f_lineno", "f_lasti")  # other attributes call audit hooks, which may be Python
@@ -116,7 +116,7 @@ def user_traceback(error: BaseException) -> str:
         if id(part) in seen:
             continue
         seen.add(id(part))
-        frames = [frame for frame in part.stack if not frame.filename.startswith(_WORLDS)]
+        frames = [frame for frame in part.stack if not frame.filename.startswith(_OWN)]
         part.stack = traceback.StackSummary.from_list(frames)
         todo += [link for link in (part.__cause__, part.__context__) if link is not None]
         todo += part.exceptions or []
@@ -129,7 +129,7 @@ def _is_of_library(path: str) -> bool:
 
 def is_machinery(path: str) -> bool:
     """Return whether a file calls the user's code: a file of this package, or of pytest where a test runs."""
-    return path == "<string>" or path.startswith(_WORLDS) or calls_tests(path)
+    return path == "<string>" or path.startswith(_OWN) or calls_tests(path)
 
 
 def _stack(frames: Sequence[_Frame]) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pdlcheck.operations.signature import spans
+
 __all__ = ["alike", "in_common", "listed", "spans", "who"]
 
 _MANY = 4
@@ -35,22 +37,6 @@ def listed(parts: Sequence[object]) -> str:
     if len(texts) > _MANY:
         return f"{', '.join(texts[:_MANY])}, ..."
     return " and ".join([*filter(None, [", ".join(texts[:-1])]), texts[-1]])
-
-
-def spans(ranks: Sequence[int]) -> str:
-    """Return ranks in the given order, with runs of three or more shortened.
-
-    Example:
-        >>> spans((0, 1, 2, 3)), spans((0, 1)), spans((4, 5, 6, 2))
-        ('0-3', '0, 1', '4-6, 2')
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def in_common(words: Mapping[int, str]) -> list[str]:

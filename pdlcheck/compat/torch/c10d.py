@@ -12,8 +12,6 @@ from pdlcheck.compat.private import name, take, uses
 
 __all__ = [
     "DEFAULT_TIMEOUT",
-    "FLAT_ALL_GATHER",
-    "FLAT_REDUCE_SCATTER",
     "KEEP_FORWARD_HANDLE",
     "LOG_ENTRY",
     "NEEDED_BY_SIM",
@@ -128,10 +126,6 @@ def world_state() -> Any:
 
 
 # -- process groups --------------------------------------------------------------------------------
-
-# torch renamed these methods in 2.13. They are in no table of private names: a torch without the old names is complete.
-FLAT_ALL_GATHER: Final = ("all_gather_single", "_allgather_base")
-FLAT_REDUCE_SCATTER: Final = ("reduce_scatter_single", "_reduce_scatter_base")
 
 device_types: Any = take(
     "torch.distributed.ProcessGroup._device_types",

@@ -14,7 +14,7 @@ from time import sleep
 from typing import Any
 
 from pdlcheck.uncompiled import uncompiled
-from pdlcheck.worlds.mpi.collectives import Begun, begin
+from pdlcheck.worlds.mpi.call import MpiCall, begin
 from pdlcheck.worlds.mpi.library import MPI, at_exit
 from pdlcheck.worlds.observe import Operation, WatchedWork
 
@@ -88,10 +88,10 @@ class Progress:
 class MpiWork(WatchedWork):
     """The handle of an operation that MPI carries out."""
 
-    def __init__(self, progress: Progress, operation: Operation, begun: Begun, timeout: timedelta) -> None:
+    def __init__(self, progress: Progress, operation: Operation, call: MpiCall, timeout: timedelta) -> None:
         super().__init__(operation)
         self._progress = progress
-        self._begun = begun
+        self._call = call
         self._timeout = timeout
         self._status = MPI.Status()
         self._error: Exception | None = None
@@ -107,7 +107,7 @@ class MpiWork(WatchedWork):
 
     def ask(self) -> bool:
         """Return whether MPI has nothing left to do, by success or by an error."""
-        requests = self._begun.requests
+        requests = self._call.requests
         try:
             if self.operation.signature.is_p2p:
                 return requests[0].Test(self._status)
@@ -123,11 +123,11 @@ class MpiWork(WatchedWork):
             if self._error is None:
                 if signature.op == "recv":
                     self._take(signature.numel * self.operation.parts[0].outputs[0].element_size())
-                for finish in self._begun.finish:
+                for finish in self._call.finish:
                     finish()
         except Exception as error:  # the waiting rank raises it
             self._error = error
-        self._begun = Begun()
+        self._call.release()
         self._is_complete.set()
         self._settle_future()
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdlcheck.operations.kind import OperationKind
+
 __all__ = ["checked_tag", "global_rank"]
 
-_SOURCES = ("broadcast", "recv", "scatter")
 _TAGS = 2**31  # a tag is a C++ int
 
 
-def global_rank(op: str, place: int, members: Sequence[int]) -> int:
+def global_rank(kind: OperationKind, place: int, members: Sequence[int]) -> int:
     """Return the global rank of the root of a collective, or of the other end of a message.
 
     Args:
-        op: the name of the operation.
+        kind: the operation.
         place: the rank's number in the group.
         members: the global ranks of the group, in group order.
 
@@ -27,10 +28,10 @@ def global_rank(op: str, place: int, members: Sequence[int]) -> int:
     """
     if 0 <= place < len(members):
         return members[place]
-    name = "src" if op in _SOURCES else "dst"
+    name = kind.root_name
     whole = members == tuple(range(len(members)))
     raise RuntimeError(
-        f"{op} got {name} {place}: {name} is "
+        f"{kind.name} got {name} {place}: {name} is "
         + (f"a rank from 0 to {len(members) - 1}" if whole else f"one of the ranks {', '.join(map(str, members))}")
         + f", group_{name} a place in the group from 0 to {len(members) - 1}"
     )

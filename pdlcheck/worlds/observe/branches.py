@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from pdlcheck.worlds.observe.naming import Name
+from pdlcheck.operations.signature import Name
 
 __all__ = ["are_branches_on_rank"]
 

@@ -18,7 +18,7 @@ from types import FrameType
 import torch
 import typing_extensions
 
-from pdlcheck import clock, compat
+from pdlcheck import clock, compat, operations
 from pdlcheck.compat.pytest.packages import PYTEST_PACKAGES
 from pdlcheck.worlds.observe import comm_wrappers
 
@@ -44,6 +44,7 @@ _INTERNAL = (
     _WORLDS,
     os.path.dirname(clock.__file__) + os.sep,
     os.path.dirname(compat.__file__) + os.sep,
+    os.path.dirname(operations.__file__) + os.sep,
     "<frozen",
     threading.__file__,  # it calls the first function of a thread
     concurrent.futures.thread.__file__,

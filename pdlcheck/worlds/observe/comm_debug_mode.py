@@ -11,7 +11,7 @@ from typing import Any
 
 from pdlcheck.compat.torch.dispatch import CommModeOp
 from pdlcheck.compat.torch.modes import DisableTorchDispatch, dispatch_modes, number_of_dispatch_modes
-from pdlcheck.worlds.observe.operation import Operation
+from pdlcheck.operations.operation import Operation
 
 __all__ = ["count", "uncounted"]
 
@@ -21,7 +21,7 @@ _MODULE = "torch.distributed.tensor.debug"  # the module of the mode, once a pro
 def count(operation: Operation) -> None:
     """Make the modes of this thread count a collective as if it passed through the dispatcher."""
     for mode in _modes():
-        mode.__torch_dispatch__(CommModeOp(operation.method), ())
+        mode.__torch_dispatch__(CommModeOp(operation.method.name), ())
 
 
 def uncounted() -> AbstractContextManager[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import Deadlock
-from pdlcheck.worlds.observe.signature import Signature, describe_differences
+from pdlcheck.operations.signature import Signature
+from pdlcheck.worlds.observe.differences import describe_differences
 from pdlcheck.worlds.words import in_common, who
 
 __all__ = ["deadlock"]

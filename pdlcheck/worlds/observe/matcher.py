@@ -12,9 +12,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from pdlcheck.errors import CollectiveMismatch
-from pdlcheck.worlds.observe.mismatch import fits, mismatch, p2p_mismatch
+from pdlcheck.operations.signature import Signature
+from pdlcheck.worlds.observe.mismatch import PAIRWISE, fits, mismatch, p2p_mismatch
 from pdlcheck.worlds.observe.order import Orders
-from pdlcheck.worlds.observe.signature import Signature
 
 __all__ = ["Match", "Matcher"]
 
@@ -110,7 +110,7 @@ class Matcher:
 
     def _agrees(self, arriving: Signature, there: Mapping[int, _Posted]) -> bool:
         others = iter(there.values())
-        if arriving.op != "all_to_all" and not arriving.is_new_group:
+        if arriving.op not in PAIRWISE and not arriving.is_new_group:
             others = islice(others, 1)  # the other ops may agree without being equal: compare all
         return all(fits(other.signature, arriving) for other in others)
 

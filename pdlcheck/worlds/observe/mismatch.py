@@ -7,11 +7,15 @@ from itertools import combinations, starmap
 from typing import Any
 
 from pdlcheck.errors import CollectiveMismatch
-from pdlcheck.worlds.observe.signature import Signature, describe_differences
+from pdlcheck.operations.signature import Signature
+from pdlcheck.operations.table import OPERATIONS
+from pdlcheck.worlds.observe.differences import describe_differences
 from pdlcheck.worlds.words import in_common, listed, who
 
-__all__ = ["fits", "mismatch", "p2p_mismatch"]
+__all__ = ["PAIRWISE", "fits", "mismatch", "p2p_mismatch"]
 
+# operations of which two ranks may disagree although their signatures are equal
+PAIRWISE = frozenset(name for name, kind in OPERATIONS.items() if kind.compares_pairs)
 _MUST_AGREE = (
     ("op", "the operation"),
     ("members", "the ranks of the group"),
@@ -30,7 +34,7 @@ def fits(there: Signature, arriving: Signature) -> bool:
     """Return whether the signatures of two members of one collective agree."""
     if there[_AT_ONCE] != arriving[_AT_ONCE]:
         return mismatch([there, arriving]) is None
-    return arriving.op != "all_to_all" or _split_mismatch(there, arriving) is None
+    return arriving.op not in PAIRWISE or _pair_mismatch(there, arriving) is None
 
 
 def mismatch(there: Sequence[Signature]) -> CollectiveMismatch | None:
@@ -44,8 +48,8 @@ def mismatch(there: Sequence[Signature]) -> CollectiveMismatch | None:
         sides = _sides(name, there)
         if len(sides) > 1:
             return _differ(name, words, sides)
-    if there[0].op == "all_to_all":
-        return next(filter(None, starmap(_split_mismatch, combinations(there, 2))), None)
+    if there[0].op in PAIRWISE:
+        return next(filter(None, starmap(_pair_mismatch, combinations(there, 2))), None)
     return None
 
 
@@ -94,20 +98,9 @@ def _order(signature: Signature, at: int) -> str:
     return f"dimensions {order}" if order else "contiguous"
 
 
-def _split_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:
-    if any(len(splits) != len(signature.members) for signature in (one, other) for splits in signature.splits):
-        return None  # torch raises on the rank itself
-    for sender, receiver in ((one, other), (other, one)):
-        sent = sender.splits[0][sender.members.index(receiver.rank)]
-        taken = receiver.splits[1][receiver.members.index(sender.rank)]
-        if sent != taken:
-            return _error(
-                f"rank {sender.rank} sends {sent} elements to rank {receiver.rank} in all_to_all, "
-                f"rank {receiver.rank} has room for {taken}",
-                "the split",
-                [[one], [other]],
-            )
-    return None
+def _pair_mismatch(one: Signature, other: Signature) -> CollectiveMismatch | None:
+    found = OPERATIONS[one.op].disagreement(one, other)
+    return _error(*found, [[one], [other]]) if found else None
 
 
 def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:

@@ -15,15 +15,16 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Module, Parameter
 
 from pdlcheck.compat.torch.modules import submodules
+from pdlcheck.operations.signature import Name
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE, here, short
 
-__all__ = ["FRAMES", "Name", "line_and_names"]
+__all__ = ["FRAMES", "line_and_names"]
 
 FRAMES = 4  # innermost user frames that are searched
 _ITEMS = 256  # longer lists and dicts are not searched
@@ -32,20 +33,6 @@ _PLAIN = frozenset({str, int, bool, float, type(None)})
 _DEPTH = 2  # enough for lists in dicts, in which an optimizer keeps its parameters
 _CALLS = 4096  # the number of cached calls
 _CHECKS = os.path.join(str(Path(__file__).parents[2]), "checks") + os.sep
-
-
-class Name(NamedTuple):
-    """One name of a tensor.
-
-    Args:
-        text: the name, as a person would write it.
-        function: the function that uses the name, ``train.py step``.
-        where: the line that the function is executing, ``train.py:12``.
-    """
-
-    text: str
-    function: str
-    where: str
 
 
 def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdlcheck.operations.signature import NEW_GROUP, Signature
 from pdlcheck.worlds.observe.callsite import user_line
-from pdlcheck.worlds.observe.signature import NEW_GROUP, Signature
 
 __all__ = ["is_local", "new_group"]
 

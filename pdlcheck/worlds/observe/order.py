@@ -17,9 +17,9 @@ from itertools import product
 from typing import NamedTuple
 
 from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.operations.signature import Name, Signature
 from pdlcheck.worlds.observe.branches import are_branches_on_rank
-from pdlcheck.worlds.observe.naming import FRAMES, Name
-from pdlcheck.worlds.observe.signature import Signature
+from pdlcheck.worlds.observe.naming import FRAMES
 from pdlcheck.worlds.words import who
 
 __all__ = ["Orders"]

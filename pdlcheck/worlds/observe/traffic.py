@@ -7,14 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from pdlcheck.clock.rounds import ALGORITHMS, Payload, rounds
-from pdlcheck.compat.torch.tensors import sparse_parts
-from pdlcheck.worlds.observe.operation import Operation
+from pdlcheck.operations.operation import Operation
+from pdlcheck.operations.rounds import nbytes_of
 
-__all__ = ["Count", "Traffic", "nbytes_of", "payload_of"]
+__all__ = ["Count", "Traffic", "payload_of"]
 
 
 class Count(NamedTuple):
@@ -132,31 +129,10 @@ class Traffic:
 
 
 def payload_of(operations: Sequence[Operation]) -> Payload:
-    """Return the bytes of a collective in the form that :mod:`pdlcheck.clock.rounds` takes.
-
-    In a sum of sparse tensors, ranks may have different numbers of elements; the number of the first rank counts.
-    """
+    """Return the bytes of a collective, as its operation counts them."""
     first = operations[0]
-    op, parts = first.signature.op, first.parts
-    if not parts or op not in ALGORITHMS:
-        return ()
-    if op == "all_reduce":
-        return sum(nbytes_of(part.inputs[0]) for part in parts), parts[0].inputs[0].element_size()
-    if op == "all_to_all":
-        return tuple([nbytes_of(tensor) for each in operations for tensor in each.parts[0].inputs])
-    if op == "reduce_scatter":
-        return tuple([sum(map(nbytes_of, piece)) for piece in zip(*[part.inputs for part in parts], strict=True)])
-    if op == "scatter":
-        return (sum(nbytes_of(part.outputs[0]) for part in parts),) * len(operations)
-    return (sum(nbytes_of(part.inputs[0]) for part in parts),)
+    return first.method.kind.payload(operations) if first.parts else ()
 
 
 def _is_known(op: str) -> bool:
     return op == "send" or op in ALGORITHMS
-
-
-def nbytes_of(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements; for a sparse tensor, those of its indices and values."""
-    if tensor.layout == torch.sparse_coo:
-        return sum(map(nbytes_of, sparse_parts(tensor)))
-    return tensor.numel() * tensor.element_size()

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.compat.torch.autograd import call_after_backward, current_node, in_backward
+from pdlcheck.operations.operation import Operation
 from pdlcheck.uncompiled import uncompiled
-from pdlcheck.worlds.observe.operation import Operation
 
 __all__ = ["FROM_CALLBACK", "WatchedFuture", "WatchedWork", "is_limit"]
 
@@ -39,10 +39,7 @@ class WatchedWork(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         """Return the output tensors of the operation."""
-        operation = self.operation
-        if operation.signature.op == "all_to_all" and isinstance(operation.args[0], torch.Tensor):
-            return [operation.args[0]]  # the whole tensor; the outputs are its pieces
-        return [tensor for part in operation.parts for tensor in part.outputs]
+        return self.operation.method.kind.results(self.operation)
 
     def source_rank(self) -> int:
         """Return the number in the group of the rank that sent the message."""

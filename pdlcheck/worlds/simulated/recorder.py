@@ -7,8 +7,9 @@ from functools import partial
 
 from pdlcheck.clock.trace import Act, Trace
 from pdlcheck.compat.torch.autograd import call_after_backward, current_node, in_backward
+from pdlcheck.operations.rounds import nbytes_of
 from pdlcheck.worlds.observe import Signature, user_line
-from pdlcheck.worlds.observe.traffic import nbytes_of, payload_of
+from pdlcheck.worlds.observe.traffic import payload_of
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
 
 __all__ = ["Recorder"]

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.operations.signature import Name
+from pdlcheck.operations.table import METHODS
 from pdlcheck.worlds.observe import Operation, Signature
-from pdlcheck.worlds.observe.naming import Name
 from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller.arbiter import Arbiter
@@ -321,7 +322,7 @@ def test_a_rank_says_which_operations_it_may_still_ask_about(board):
 
     announcer = OperationCoordinator(0, 2, send, board)
     announcer.begin(1)
-    left = announcer.post(Operation(collective(0), (), "all_reduce", ()), None)
+    left = announcer.post(Operation(collective(0), (), METHODS["allreduce"], ()), None)
     while not said:
         announcer.meet(collective(0, group="alone", members=(0,)))
     assert said == [LogHalfFull(1, left.number)]
@@ -335,14 +336,14 @@ def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
     )
     for announcer in (sender, receiver):
         announcer.begin(1)
-    first = sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
+    first = sender.post(Operation(message("send", 0, 1), (), METHODS["send"], ()), None)
     assert said == []
-    receiver.post(Operation(message("recv", 1, -1), (), "recv_anysource", ([], 0)), None)
-    second = sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
+    receiver.post(Operation(message("recv", 1, -1), (), METHODS["recv_anysource"], ([], 0)), None)
+    second = sender.post(Operation(message("send", 0, 1), (), METHODS["send"], ()), None)
     assert said == [Asks(1, first.number, waits=False), Asks(1, second.number, waits=False)]
     receiver.begin(2)
     sender.begin(2)
-    sender.post(Operation(message("send", 0, 1), (), "send", ()), None)
+    sender.post(Operation(message("send", 0, 1), (), METHODS["send"], ()), None)
     assert len(said) == 2, "that was an earlier call"
 
 
@@ -374,8 +375,8 @@ def test_receives_of_one_source_are_launched_as_posted_in_whatever_order_they_ar
     posted = []
     for name, peer in zip("abc", peers, strict=False):
         signature = message("recv", 2, peer, members=(0, 1, 2))
-        call = ("recv_anysource", ([name], 0)) if peer < 0 else ("recv", ([name], peer, 0))
-        posted.append(announcer.post(Operation(signature, (), *call), group))
+        method, args = ("recv_anysource", ([name], 0)) if peer < 0 else ("recv", ([name], peer, 0))
+        posted.append(announcer.post(Operation(signature, (), METHODS[method], args), group))
     for (which, source), expected in zip(granted, launched, strict=True):
         announcer.handle(Grant(posted[which].number, source))
         assert [f"{name}{source}" for name, source in group.received] == expected

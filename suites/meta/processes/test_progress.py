@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import PeerFailed
+from pdlcheck.operations.table import METHODS
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.observe import Operation, Signature
 from pdlcheck.worlds.processes import ProcessWorld
@@ -405,7 +406,7 @@ def announced(board, send=lambda report: None):
     announcer, calls = OperationCoordinator(0, 2, send, board), []
     announcer.begin(1)
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
-    announcer.post(Operation(signature, (), "barrier", ()), group)
+    announcer.post(Operation(signature, (), METHODS["barrier"], ()), group)
     return announcer, calls
 
 

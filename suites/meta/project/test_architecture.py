@@ -13,7 +13,7 @@ import pdlcheck
 
 PACKAGE = Path(pdlcheck.__file__).parent
 MAY_IMPORT = {
-    "clock": {"errors"},
+    "clock": {"errors", "operations"},
     "compat": set(),
     "control_groups": set(),
     "cores": {"control_groups"},
@@ -22,11 +22,12 @@ MAY_IMPORT = {
     "faults": set(),
     "launch": set(),
     "installed": set(),
+    "operations": {"compat", "errors", "uncompiled"},
     "primitives": {"compat", "control_groups", "cores", "errors", "extras", "uncompiled"},
     "uncompiled": {"compat"},
-    "worlds": {"clock", "compat", "cores", "errors", "extras", "faults", "launch", "uncompiled"},
+    "worlds": {"clock", "compat", "cores", "errors", "extras", "faults", "launch", "operations", "uncompiled"},
     "checks": {"compat", "errors"},
-    "bench": {"clock", "cores", "errors", "extras"},
+    "bench": {"clock", "cores", "errors", "extras", "operations"},
     "report": {"bench", "errors"},
     "harness": {"bench", "compat", "errors", "faults", "launch", "report", "strategies", "worlds"},
     "strategies": {"faults", "worlds"},

@@ -64,7 +64,7 @@ class AnnouncedWork(WatchedWork):
     def launch(self) -> None:
         """Make the call on the real group; the waiting rank raises its error."""
         signature = self.operation.signature
-        method, args = self.operation.method, self.operation.args
+        method, args = self.operation.method.name, self.operation.args
         source = self.granted if self.granted is not None and self.granted >= 0 else signature.peer
         if signature.op == "recv":
             self._source = signature.members.index(source)
@@ -156,7 +156,7 @@ class AnnouncedWork(WatchedWork):
             RuntimeError: gloo has no future of this operation.
         """
         if self._is_of_gloo():
-            refuse_future(self.operation.signature)
+            refuse_future(self.operation)
         future = super().get_future()
         if graph_task_id() == -1:
             self._go_on()

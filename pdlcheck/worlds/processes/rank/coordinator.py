@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pdlcheck.operations.new_group import MEET
 from pdlcheck.worlds.observe import Operation, Signature, refuse, validate_for_gloo
 from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, WAITS, Board
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
@@ -168,7 +169,7 @@ class OperationCoordinator:
         """Wait until every member has announced this signature; no data moves."""
         if self.is_beginning:
             signature = signature._replace(where="")
-        self.post(Operation(signature, (), "", (), is_async=False), None).wait()
+        self.post(Operation(signature, (), MEET, (), is_async=False), None).wait()
 
     def advance(self, around: AnnouncedWork | None = None, *, at_most: int = _AT_MOST, elsewhere: bool = False) -> None:
         """Launch every operation whose peers are ready, in posting order per channel.

@@ -17,6 +17,7 @@ from pdlcheck.compat.patches import Patch
 from pdlcheck.compat.private import PrivateName
 from pdlcheck.compat.torch.c10d import DEFAULT_TIMEOUT, NEW_GROUP, NOT_IN_GROUP, get_default_group
 from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.operations.new_group import MEET
 from pdlcheck.worlds.observe import (
     Operation,
     is_local,
@@ -99,7 +100,7 @@ def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None)
         made_as, waits_for = (f"{name}, without {me.rank}", (me.rank,)) if aside else (name, ranks)
     signature = new_group(me.rank, made_as, ranks, waits_for)
     try:
-        me.network.post(Operation(signature, (), "", (_waited_for(),))).wait()
+        me.network.post(Operation(signature, (), MEET, (_waited_for(),))).wait()
     except RuntimeError as error:
         if not is_consequence(error):
             raise

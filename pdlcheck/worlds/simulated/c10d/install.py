@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 import torch.distributed.nn.functional  # imported now, because it captures the default group at import
 
 from pdlcheck.compat.patches import Patch, Patches
@@ -283,12 +282,6 @@ class SimulatedGroup(WatchedGroup):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Run ``dist.monitored_barrier`` on this group."""
         monitored_barrier(self, timeout, wait_all_ranks)
-
-    def post_monitored_barrier(self) -> dist.Work:
-        """Post a barrier that matches only barriers of its kind."""
-        options = c10d.BarrierOptions()
-        options.asyncOp = False
-        return self._post("monitored_barrier", [], "barrier", (options,))
 
 
 def _create(options: Any, backend_options: Any) -> WatchedGroup:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from pdlcheck.compat.torch.c10d import get_default_group
+from pdlcheck.operations.monitored_barrier import post_monitored_barrier
 from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.simulated.network.gloo_errors import (
     TIMEOUT_MS,
@@ -47,7 +48,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         raise barrier_timeout(wait_all_ranks)
     work: SimulatedWork | None = None
     try:
-        work = cast("SimulatedWork", group.post_monitored_barrier())
+        work = cast("SimulatedWork", post_monitored_barrier(group))
         work.wait(limit)
     except RuntimeError as error:
         me = current_rank()

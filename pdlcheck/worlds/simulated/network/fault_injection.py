@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pdlcheck.errors import PdlcheckError, RankDied, RankStalled
 from pdlcheck.faults import Absent, Corrupt, Kill, Stall
+from pdlcheck.operations.kind import Write
 from pdlcheck.worlds.observe import Operation, Part, Signature
-from pdlcheck.worlds.simulated.network.collectives import Write, read_by, written_by
 from pdlcheck.worlds.simulated.network.gloo_errors import closed_by, operation_timeout, pair_closure, rendezvous_timeout
 from pdlcheck.worlds.simulated.network.work import SimulatedWork
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankGone
@@ -173,7 +173,8 @@ class FaultInjector:
     def damage(self, fault: Corrupt, work: SimulatedWork) -> None:
         """Damage the input of an operation now, or its output when it is delivered."""
         operation = work.operation
-        tensors = read_by(operation) if fault.where == "input" else written_by(operation)
+        kind = operation.method.kind
+        tensors = kind.reads(operation) if fault.where == "input" else kind.writes(operation)
         given = self._given.get(_form(operation))
         if error := _unfit(fault, tensors, given):
             self.why_not[fault] = f"{operation.signature} {error}"
@@ -207,7 +208,9 @@ class FaultInjector:
         """Keep the input of an operation, for a fault that gives it again."""
         rank = operation.signature.rank
         if any(isinstance(f, Corrupt) and (f.rank, f.how, f.where) == (rank, "stale", "input") for f in self.faults):
-            self._given[_form(operation)] = [tensor.detach().clone() for tensor in read_by(operation)]
+            self._given[_form(operation)] = [
+                tensor.detach().clone() for tensor in operation.method.kind.reads(operation)
+            ]
 
     def _take(self, fault: Kill | Stall, error: PdlcheckError) -> None:
         self.gone[fault.rank] = error
@@ -235,7 +238,11 @@ def _needs(signature: Signature, rank: int) -> bool:
 def _form(operation: Operation) -> object:
     """Return a key that is equal for operations of one rank that can take each other's input."""
     signature = operation.signature
-    return signature.rank, signature.op, *((tensor.shape, tensor.dtype) for tensor in read_by(operation))
+    return (
+        signature.rank,
+        signature.op,
+        *((tensor.shape, tensor.dtype) for tensor in operation.method.kind.reads(operation)),
+    )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

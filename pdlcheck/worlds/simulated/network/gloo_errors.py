@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from pdlcheck.operations.table import OPERATIONS
 from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.observe import Signature
 
@@ -59,8 +60,8 @@ def pair_closure() -> RuntimeError:
 
 def operation_timeout(signature: Signature, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:
     """Return the error for a time limit that elapses in an operation that needs another rank."""
-    sends = signature.op == "send" or (signature.op in ("broadcast", "scatter") and signature.root == signature.rank)
-    return timed_out("send" if sends else "recv", timeout_ms)
+    kind = OPERATIONS.get(signature.op)
+    return timed_out("send" if kind is not None and kind.only_sends(signature) else "recv", timeout_ms)
 
 
 def timed_out(direction: str, timeout_ms: int = TIMEOUT_MS) -> RuntimeError:

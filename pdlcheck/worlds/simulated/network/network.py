@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdlcheck.errors import CollectiveMismatch, PdlcheckError, PeerFailed, Unsupported
 from pdlcheck.faults import Corrupt, Fault, Slow
+from pdlcheck.operations.rounds import nbytes_of
 from pdlcheck.worlds.modes import are_left_on
 from pdlcheck.worlds.observe import (
     Callers,
@@ -27,14 +28,12 @@ from pdlcheck.worlds.observe import (
     refuse,
     validate_for_gloo,
 )
-from pdlcheck.worlds.observe.traffic import nbytes_of
 from pdlcheck.worlds.semantics import Semantics
 from pdlcheck.worlds.simulated.c10d.foreign_groups import Ended, require_member_of_this_world
 from pdlcheck.worlds.simulated.c10d.install import is_pristine, rebind_to_world
 from pdlcheck.worlds.simulated.c10d.simulated_stores import forget_servers
 from pdlcheck.worlds.simulated.c10d.store import SimulatedStore
 from pdlcheck.worlds.simulated.network.buffer_hazards import HazardDetector
-from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.network.fault_injection import FaultInjector, RankGone
 from pdlcheck.worlds.simulated.network.leaks import leaked
 from pdlcheck.worlds.simulated.network.ordered_p2p import OrderedP2PMatcher
@@ -276,18 +275,19 @@ class Network:
         Watching costs time, and torch waits before it hands out a result.
         """
         operation, origin = work.operation, work.origin
+        kind = operation.method.kind
         claims = self._claims[operation.signature.rank]
         if claims.held:
-            for tensor in read_by(operation):
+            for tensor in kind.reads(operation):
                 claims.check(tensor, "read", operation.signature)
-            for tensor in written_by(operation):
+            for tensor in kind.writes(operation):
                 claims.check(tensor, "write", operation.signature)
         if origin.blocking:
             return
         work.protect(self.semantics.poison)
         self._open[id(work)] = work
         if self.semantics.hazards and not origin.torchs_own:
-            claims.hold(work, operation.signature, read_by(operation), written_by(operation))
+            claims.hold(work, operation.signature, kind.reads(operation), kind.writes(operation))
 
     def finished(self, work: SimulatedWork) -> None:
         """Record that the rank has waited for the operation, and release its buffers."""

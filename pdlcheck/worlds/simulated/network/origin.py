@@ -18,7 +18,7 @@ from pdlcheck.worlds.observe.callsite import WRAPPERS
 __all__ = ["Origin", "origin"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_WORLDS = str(Path(__file__).parents[2]) + os.sep
+_OWN = tuple(str(Path(__file__).parents[3] / room) + os.sep for room in ("operations", "worlds"))
 _PASSED_THROUGH = (c10d.__file__, c10d_logger.__file__, *WRAPPERS)
 _THAT_WAIT = {"recv", "send"}  # functions of torch.distributed that wait for what they post
 
@@ -46,7 +46,7 @@ class _Places(dict[str, str]):
     def __missing__(self, path: str) -> str:
         if path in _PASSED_THROUGH:
             place = "passed through"
-        elif path.startswith(_WORLDS):
+        elif path.startswith(_OWN):
             place = ""
         else:
             place = "torch" if path.startswith(_TORCH) else "user"

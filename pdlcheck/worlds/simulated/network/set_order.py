@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from pdlcheck.errors import SetOrderWarning
+from pdlcheck.operations.table import OPERATIONS
 from pdlcheck.worlds.observe import Signature
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE, short
 
@@ -25,7 +26,7 @@ __all__ = ["SetOrder"]
 
 _FRAMES = 6  # the number of innermost user frames that are examined
 _LOOKS = 16  # times that each call of a rank is examined in one run; more take longer and hardly find more
-_NO_ORDER = frozenset({"barrier"})  # a rank cannot mix up two equal operations
+_NO_ORDER = frozenset(name for name, kind in OPERATIONS.items() if not kind.is_ordered)
 _KEEP_ORDER = frozenset({"enumerate", "filter", "iter", "list", "map", "reversed", "tuple", "zip"})
 _OF_SETS = frozenset({"copy", "difference", "intersection", "symmetric_difference", "union"})
 _OPERATORS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)

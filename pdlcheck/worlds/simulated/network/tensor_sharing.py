@@ -15,7 +15,6 @@ from torch import Tensor
 from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.errors import SharedTensorWarning
 from pdlcheck.worlds.observe import Operation, Signature, user_line
-from pdlcheck.worlds.simulated.network.collectives import read_by, written_by
 from pdlcheck.worlds.simulated.network.memory import memories, storage_of
 
 if TYPE_CHECKING:
@@ -53,7 +52,9 @@ class Shared:
     def _compare_access(self, works: Sequence[SimulatedWork]) -> None:
         first: dict[int, tuple[SimulatedWork, bool]] = {}
         for work in works:
-            for tensors, writes in ((written_by(work.operation), True), (read_by(work.operation), False)):
+            operation = work.operation
+            kind = operation.method.kind
+            for tensors, writes in ((kind.writes(operation), True), (kind.reads(operation), False)):
                 for tensor in tensors[:1]:
                     other, wrote = first.setdefault(_storage(tensor), (work, writes))
                     changed = writes or wrote or other.version != work.version

@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pdlcheck.compat.torch.modes import DisableTorchDispatch
+from pdlcheck.operations.kind import Write
+from pdlcheck.operations.reductions import Order
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Part, WatchedWork, is_limit, refuse_future, user_call, user_line
-from pdlcheck.worlds.simulated.network.collectives import (
-    Order,
-    Write,
-    moves,
-    read_by,
-    write,
-    writes_as_user,
-    written_by,
-)
+from pdlcheck.worlds.simulated.network.delivery import write
 from pdlcheck.worlds.simulated.network.gloo_errors import operation_timeout
 from pdlcheck.worlds.simulated.network.memory import memories, storage_of
 from pdlcheck.worlds.simulated.network.origin import Origin
@@ -71,12 +65,13 @@ class SimulatedWork(WatchedWork):
 
     def protect(self, poisoned: bool) -> None:
         """Copy the inputs that share memory with outputs, and poison the outputs, if ``poisoned``."""
-        outputs = written_by(self.operation) if poisoned else ()
+        kind = self.operation.method.kind
+        outputs = kind.writes(self.operation) if poisoned else ()
         if not outputs:
             return
         self.holds_back = True
         with _networks_own():
-            if read_by(self.operation):
+            if kind.reads(self.operation):
                 storages = {storage_of(memory) for tensor in outputs for memory in memories(tensor)}
                 self.parts = [Part([_apart(x, storages) for x in p.inputs], p.outputs) for p in self.parts]
             for output in outputs:
@@ -112,11 +107,11 @@ class SimulatedWork(WatchedWork):
             self._network.finished(self)
             if self.results:
                 with _networks_own():
-                    write(self.results, as_user=writes_as_user(self.operation))
+                    write(self.results, as_user=self.operation.method.copies)
                 self.results = ()
             if self._leaves_partial_sums():
                 with _networks_own():
-                    for tensor in read_by(self.operation):
+                    for tensor in self.operation.method.kind.reads(self.operation):
                         poison(tensor)
         if self._future is not None:
             self._settle_future()
@@ -128,7 +123,7 @@ class SimulatedWork(WatchedWork):
         """
         signature, semantics = self.operation.signature, self._network.semantics
         return (
-            signature.op == "reduce"
+            self.operation.method.kind.leaves_partial_sums
             and signature.root != signature.rank
             and self.transfer is not None
             and semantics.poison
@@ -208,7 +203,7 @@ class SimulatedWork(WatchedWork):
         Polls of a ``reduce_scatter`` count as those of a message, because gloo treats that collective differently.
         """
         signature = self.operation.signature
-        concerned = signature.is_p2p or (what == "polls" and signature.op == "reduce_scatter")
+        concerned = signature.is_p2p or (what == "polls" and not self.operation.method.kind.has_future)
         return str(getattr(self._network.semantics, what)) if concerned else ""
 
     def is_completed(self) -> bool:
@@ -227,7 +222,7 @@ class SimulatedWork(WatchedWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return the future of the operation."""
         if self._network.semantics.messages != "in_order":
-            refuse_future(self.operation.signature)
+            refuse_future(self.operation)
         if self._network.recorder is not None and not self._gave_future:
             self._network.recorder.future(self)
         self._gave_future = True
@@ -271,11 +266,12 @@ class Transfer:
         self.moved = True
         works, self._works = self._works, ()  # they refer to this transfer: breaks a reference cycle
         with _networks_own():
-            results = moves([work.operation for work in works], [work.parts for work in works], self._order)
+            operations, parts = [work.operation for work in works], [work.parts for work in works]
+            results = operations[0].method.kind.moves(operations, parts, self._order)
             for work, undamaged in zip(works, results, strict=True):
                 writes = undamaged if work.deliver is None else work.deliver(undamaged)
                 if not work.holds_back:
-                    write(writes, as_user=writes_as_user(work.operation))
+                    write(writes, as_user=work.operation.method.copies)
                 elif work.operation.signature.is_p2p:
                     work.results = [(output, value.clone()) for output, value in writes]
                 else:

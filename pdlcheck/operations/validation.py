@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pdlcheck.compat.torch.tensors import storage_key
-from pdlcheck.worlds.observe.memory_order import refuse_mixed_orders
-from pdlcheck.worlds.observe.operation import Operation, Part
-from pdlcheck.worlds.observe.signature import Signature
+from pdlcheck.operations.kind import OperationKind
+from pdlcheck.operations.operation import Operation, Part
+from pdlcheck.operations.signature import Signature
 
 __all__ = ["refuse"]
 
@@ -23,13 +23,6 @@ _NOT_OF_COMPLEX = ("MAX", "MIN", "PRODUCT")
 _OF_SOME_DTYPES = ("AVG", *_BITWISE, *_NOT_OF_COMPLEX)
 _FLOAT8 = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
 _NOT_ADDED = {torch.uint16, torch.uint32, torch.uint64} | _FLOAT8  # neither torch nor gloo has arithmetic for them
-_LISTS = {  # the lists of tensors that a collective takes
-    "all_gather": ("outputs",),
-    "all_to_all": ("inputs", "outputs"),
-    "gather": ("outputs",),
-    "reduce_scatter": ("inputs",),
-    "scatter": ("inputs",),
-}
 
 
 def refuse(operation: Operation) -> None:
@@ -39,20 +32,23 @@ def refuse(operation: Operation) -> None:
         RuntimeError: the type that torch's own backends raise.
         NotImplementedError: torch's own backends do not move tensors of this layout.
     """
-    _refuse_memory(operation)
+    method = operation.method
+    kind = method.kind
+    _refuse_memory(operation, kind)
     signature = operation.signature
     if signature.is_p2p:
         return
     for part in operation.parts:
         _refuse_dtypes(part, signature.op, signature.reduce_op)
-        if signature.op in _LISTS and signature.root in (-1, signature.rank):
-            _refuse_lists(part, signature)
-        if signature.op in ("all_to_all", "scatter"):
-            _refuse_shared(part, signature)
-        refuse_mixed_orders(part, operation)
+        if kind.lists and signature.root in (-1, signature.rank):
+            _refuse_lists(part, signature, kind)
+        if kind.reads_late:
+            _refuse_shared(part, signature, kind)
+    if method.check is not None:
+        method.check(operation)
 
 
-def _refuse_memory(operation: Operation) -> None:
+def _refuse_memory(operation: Operation, kind: OperationKind) -> None:
     """Check the memory that the tensors of an operation use.
 
     The elements of the gradient of ``sum()`` share memory. gloo expects as much memory as the shape needs, and writes
@@ -67,10 +63,10 @@ def _refuse_memory(operation: Operation) -> None:
             if tensor.layout is _strided and not tensor.is_contiguous():
                 _refuse_overlap(tensor, operation.signature.op)
             elif tensor.layout is not _strided:
-                _refuse_layout(tensor, operation.signature)
+                _refuse_layout(tensor, operation.signature, kind)
         for tensor in part.inputs:
             if tensor.layout is not _strided:
-                _refuse_layout(tensor, operation.signature)
+                _refuse_layout(tensor, operation.signature, kind)
 
 
 def _refuse_overlap(tensor: Tensor, op: str) -> None:
@@ -82,32 +78,36 @@ def _refuse_overlap(tensor: Tensor, op: str) -> None:
         )
 
 
-def _refuse_layout(tensor: Tensor, signature: Signature) -> None:
-    if signature.op != "all_reduce" or tensor.layout is not torch.sparse_coo:
+def _refuse_layout(tensor: Tensor, signature: Signature, kind: OperationKind) -> None:
+    if not kind.takes_sparse or tensor.layout is not torch.sparse_coo:
         raise NotImplementedError(
             f"{signature.op} moves dense tensors, got layout {tensor.layout}; all_reduce alone takes sparse ones, in "
             "COO layout: call .to_dense() first"
         )
     if signature.reduce_op != "SUM":
         raise RuntimeError(
-            f"all_reduce of sparse tensors has ReduceOp.SUM alone, got {signature.reduce_op}; call .to_dense() first"
+            f"{signature.op} of sparse tensors has ReduceOp.SUM alone, got {signature.reduce_op}; call .to_dense() "
+            "first"
         )
 
 
-def _refuse_lists(part: Part, signature: Signature) -> None:
+def _refuse_lists(part: Part, signature: Signature, kind: OperationKind) -> None:
     op, size, own = signature.op, len(signature.members), signature.members.index(signature.rank)
-    for name in _LISTS[op]:
+    for name in kind.lists:
         tensors = getattr(part, name)
         if len(tensors) != size:
             raise RuntimeError(f"{op} needs {size} {name}, one for each rank of the group, got {len(tensors)}")
-    inputs = part.inputs[own : own + 1] if op == "reduce_scatter" else part.inputs  # the others may have any length
-    if len({tensor.shape for tensor in (*inputs, *part.outputs)}) > 1 and op != "all_to_all":
+    if kind.pieces == "none":
+        return
+    is_own = kind.pieces == "own"  # the other pieces may have any length
+    inputs = part.inputs[own : own + 1] if is_own else part.inputs
+    if len({tensor.shape for tensor in (*inputs, *part.outputs)}) > 1:
         gives, takes = _shapes("input", inputs), _shapes("output", part.outputs)
-        cure = "" if op == "reduce_scatter" else "; pad tensors whose sizes differ between ranks, and cut them after it"
+        cure = "" if is_own else "; pad tensors whose sizes differ between ranks, and cut them after it"
         raise RuntimeError(f"{op} needs tensors of one shape, got {gives} and {takes}{cure}")
 
 
-def _refuse_shared(part: Part, signature: Signature) -> None:
+def _refuse_shared(part: Part, signature: Signature, kind: OperationKind) -> None:
     """Raise if the input for one rank and the output from another share memory.
 
     Some data arrives before the rest has been sent, and would overwrite it.
@@ -116,8 +116,9 @@ def _refuse_shared(part: Part, signature: Signature) -> None:
     if {storage for storage, _ in inputs}.isdisjoint({storage for storage, _ in outputs}):
         return
     own = signature.members.index(signature.rank)
+    first = 0 if "outputs" in kind.lists else own  # the number of the rank from which the first output comes
     for target, read in enumerate(inputs):
-        for source, written in enumerate(outputs, own if signature.op == "scatter" else 0):
+        for source, written in enumerate(outputs, first):
             if not target == source == own and _overlap(read, written):
                 comes_from, goes_to = signature.members[source], signature.members[target]
                 raise RuntimeError(

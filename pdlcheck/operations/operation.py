@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from pdlcheck.worlds.observe.signature import Signature
+from pdlcheck.operations.signature import Signature
+
+if TYPE_CHECKING:
+    from pdlcheck.operations.method import Method
 
 __all__ = ["Operation", "Part"]
 
@@ -33,7 +36,7 @@ class Operation(NamedTuple):
 
     signature: Signature
     parts: Sequence[Part]
-    method: str
+    method: Method
     args: tuple[Any, ...]
     reduce_op: Any = None
     is_async: bool = True

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pdlcheck.worlds.observe.operation import Operation, Part
+from pdlcheck.operations.operation import Operation
 
-__all__ = ["memory_order", "orders_between_ranks", "refuse_mixed_orders"]
+__all__ = ["memory_order", "memory_orders", "refuse_mixed_lists", "refuse_mixed_orders"]
 
 _strided = torch.strided
-_BETWEEN_RANKS = frozenset({"all_reduce", "broadcast", "reduce", "reduce_scatter", "scatter"})  # other ops make copies
-_OF_LISTS = frozenset({"reduce_scatter", "scatter"})  # gloo copies the listed tensors into one and moves that
-_ALL_TO_ALL = frozenset({"all_to_all_single", "alltoall_base"})
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -30,10 +27,8 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
     return () if order == tuple(range(len(strides))) else order
 
 
-def orders_between_ranks(op: str, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Return the memory orders that must agree between ranks; empty if all are in order or the order is irrelevant."""
-    if op not in _BETWEEN_RANKS:
-        return ()
+def memory_orders(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Return the memory orders that must agree between ranks; empty if all are in order."""
     for tensor in tensors:
         if not (tensor.layout is _strided and tensor.is_contiguous()):
             orders = tuple(map(memory_order, tensors))
@@ -41,22 +36,30 @@ def orders_between_ranks(op: str, tensors: Sequence[Tensor]) -> tuple[tuple[int,
     return ()
 
 
-def refuse_mixed_orders(part: Part, operation: Operation) -> None:
+def refuse_mixed_orders(op: str, tensors: Sequence[Tensor], *, or_permuted: bool = False) -> None:
     """Check that the tensors between which an operation moves data on one rank have one memory order.
+
+    Args:
+        op: the name of the operation.
+        tensors: the tensors.
+        or_permuted: refuse tensors of one order, too, if they are not contiguous.
 
     Raises:
         RuntimeError: the orders differ.
     """
-    op, method = operation.signature.op, operation.method
-    if method in _OF_LISTS:
-        tensors = [*part.inputs, *part.outputs]
-    elif method in _ALL_TO_ALL:
-        tensors = [operation.args[0]]
-    else:
-        return
     if all(tensor.layout is _strided and tensor.is_contiguous() for tensor in tensors):
         return
     orders = {memory_order(tensor): tensor for tensor in tensors}
-    if orders.keys() != {()} and (len(orders) > 1 or method in _ALL_TO_ALL):
+    if orders.keys() != {()} and (len(orders) > 1 or or_permuted):
         found = " and ".join(f"shape {tuple(one.shape)}, strides {one.stride()}" for one in orders.values())
         raise RuntimeError(f"{op} moves memory as it lies, whatever the strides, and got {found}; call .contiguous()")
+
+
+def refuse_mixed_lists(operation: Operation) -> None:
+    """Check the memory order of a call that takes a list: gloo copies the listed tensors into one and moves that.
+
+    Raises:
+        RuntimeError: the orders differ.
+    """
+    for part in operation.parts:
+        refuse_mixed_orders(operation.signature.op, [*part.inputs, *part.outputs])

@@ -1,26 +1,32 @@
-"""The signature of one operation of one rank, and its text in reports."""
+"""The signature of one operation of one rank, and its text in reports.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlcheck.worlds.observe.naming import Name
-from pdlcheck.worlds.words import spans
-
-__all__ = ["NEW_GROUP", "P2P", "Callers", "Signature", "describe_differences", "key_among"]
+__all__ = ["NEW_GROUP", "P2P", "Name", "Signature", "spans"]
 
 P2P = frozenset({"send", "recv"})
 NEW_GROUP = "new_group"
 _DEFAULT_GROUP = "0"  # torch's name for the first group of a process
 
 
-def key_among(name: str, among: str) -> str:
-    """Return the key by which the ranks of a group meet.
+class Name(NamedTuple):
+    """One of the user's names for a tensor.
 
-    Another default group may have a group of the same name; ``among`` names the ranks of this one's.
+    Args:
+        text: the name, as a person would write it.
+        function: the function that uses the name, ``train.py step``.
+        where: the line that the function is executing, ``train.py:12``.
     """
-    return f"{name}@{among}" if among else name
+
+    text: str
+    function: str
+    where: str
 
 
 class Signature(NamedTuple):
@@ -127,34 +133,17 @@ class Signature(NamedTuple):
         return ", ".join(parts) if len(parts) <= 4 else f"{', '.join(parts[:3])} ... {len(parts)} tensors"
 
 
-class Callers:
-    """The source lines that communicate for several callers, such as the line of a wrapper."""
+def spans(ranks: Sequence[int]) -> str:
+    """Return ranks in the given order, with runs of three or more shortened.
 
-    def __init__(self) -> None:
-        self._first: dict[str, str] = {}
-        self._shared: set[str] = set()
-
-    def note(self, signature: Signature) -> None:
-        """Record a posted operation."""
-        where, caller = signature.where, signature.caller
-        if caller and self._first.setdefault(where, caller) != caller:
-            self._shared.add(where)
-
-    def told(self, signature: Signature) -> str:
-        """Return the text of a signature, with its caller if several callers have reached the same line."""
-        return f"{signature}, called at {signature.caller}" if signature.where in self._shared else str(signature)
-
-
-def describe_differences(signatures: Iterable[Signature]) -> dict[int, str]:
-    """Return the text of each signature, by rank.
-
-    The text includes the caller if the ranks reached the same line through different callers, as in a helper function.
+    Example:
+        >>> spans((0, 1, 2, 3)), spans((0, 1)), spans((4, 5, 6, 2))
+        ('0-3', '0, 1', '4-6, 2')
     """
-    ways: dict[str, set[str]] = {}
-    signatures = list(signatures)
-    for one in signatures:
-        ways.setdefault(one.where, set()).add(one.caller)
-    return {
-        one.rank: f"{one}, called at {one.caller}" if one.caller and len(ways[one.where]) > 1 else str(one)
-        for one in signatures
-    }
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
