@@ -193,6 +193,19 @@ def gather_at_each_root():
     return seen
 
 
+if hasattr(dist, "gather_single"):  # since torch 2.14
+
+    def gather_into_one_at_each_root():
+        seen = []
+        for root in range(4):
+            rows = torch.zeros(8) if dist.get_rank() == root else None
+            stack = torch.zeros(4, 2) if dist.get_rank() == root else None
+            dist.gather_single(_mine(), rows, dst=root)
+            dist.gather_into_tensor(_mine(), stack, dst=root)
+            seen += _told(rows, stack) if dist.get_rank() == root else []
+        return seen
+
+
 def scatter_from_each_root():
     seen = []
     for root in range(4):
