@@ -3,7 +3,7 @@
 Usage: python benchmarks/comparisons/simulated_peers.py [--rounds N] [--json]
 
 Prints milliseconds for each example, with the world set up and taken down in each. (gloo keeps its processes, and
-simulated its threads, see pdlcheck/worlds/simulated/scheduling/rank_pool.py.) "alone" is the program once for each
+simulated its threads, see pdlcheck/worlds/simulated/rank_pool.py.) "alone" is the program once for each
 rank, in groups of one: torch's own work. "own_globals" has a module with sixty groups, and each rank has its own.
 
 Every side has its own process; in each round all of them take turns, so a busy moment affects each of them. A figure is

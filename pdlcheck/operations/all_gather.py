@@ -29,6 +29,8 @@ from pdlcheck.operations.rounds import Payload, Round, nbytes_of_inputs, ring
 
 __all__ = ["ALL_GATHER"]
 
+_Options: type = c10d.AllgatherOptions  # type: ignore[attr-defined]  # public, but not in its __all__
+
 
 class _AllGather(Collective):
     """A ring: a rank sends (N-1) B bytes, in (N-1) (a + B / b) seconds on equal links."""
@@ -89,7 +91,7 @@ ALL_GATHER = _AllGather(
         "allgather",
         Forms(
             "allgather",
-            c10d.AllgatherOptions,
+            _Options,
             {"output_tensors": lists_of_tensors, "input_tensors": list_of_tensors} | OPTIONS,
             {"output_tensors": lists_of_one, "input_tensor": list_of_one} | LIMIT,
         ),
@@ -101,7 +103,7 @@ ALL_GATHER = _AllGather(
         "allgather_coalesced",
         Forms(
             "allgather_coalesced",
-            c10d.AllgatherOptions,
+            _Options,
             {"output_lists": lists_of_tensors, "input_list": list_of_tensors} | OPTIONS,
         ),
         _post_coalesced,
@@ -111,7 +113,7 @@ ALL_GATHER = _AllGather(
     *(
         Method(
             name,
-            Forms(name, c10d.AllgatherOptions, FLAT | OPTIONS),
+            Forms(name, _Options, FLAT | OPTIONS),
             _post_flat,
             copies=True,
             check_grad_on_gloo=refuse_views_with_grad,
@@ -121,7 +123,7 @@ ALL_GATHER = _AllGather(
     *(
         Method(
             name,
-            Forms(name, c10d.AllgatherOptions, {"outputs": list_of_tensors, "inputs": list_of_tensors} | OPTIONS),
+            Forms(name, _Options, {"outputs": list_of_tensors, "inputs": list_of_tensors} | OPTIONS),
             _post_flat_coalesced,
             copies=True,
             check_grad_on_gloo=refuse_views_with_grad,

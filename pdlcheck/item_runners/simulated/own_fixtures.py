@@ -24,7 +24,7 @@ from pdlcheck.compat.pytest import monkeypatch
 from pdlcheck.compat.pytest.capture import is_captured_by, resume, suspend
 from pdlcheck.compat.pytest.logging import handler_key, records_key
 from pdlcheck.harness.running import context
-from pdlcheck.worlds.simulated.process_state.isolation import Own
+from pdlcheck.worlds.simulated.scheduling.rank_state import Own
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank, running_rank
 
 __all__ = [

@@ -10,8 +10,9 @@ from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive, Unsupported
 from pdlcheck.faults import Slow
 from pdlcheck.worlds.observe import Traffic
-from pdlcheck.worlds.simulated.network.network import Network
-from pdlcheck.worlds.simulated.recorder import Recorder
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.observers.recorder import Recorder
+from pdlcheck.worlds.simulated.observers.traffic_count import TrafficCount
 
 __all__ = ["Measures"]
 
@@ -39,6 +40,7 @@ class Measures:
         self._traffic: Traffic | None = None
         self._recorder: Recorder | None = None
         self._timeline: Timeline | None = None
+        self._recording: Recorder | None = None  # of the run under way
 
     def check(self, world_size: int, faults: Iterable[object]) -> dict[int, Slow]:
         """Return the slow ranks among the faults.
@@ -61,18 +63,19 @@ class Measures:
             slow[fault.rank] = fault
         return slow
 
-    def begin(self, network: Network, faults: Iterable[object]) -> None:
-        """Start the measurements of a run."""
+    def begin(self, world_size: int, faults: Iterable[object]) -> list[Observer]:
+        """Start the measurements of a run; return the observers that measure it."""
         self.runs += 1
-        world_size = len(network.scheduler.ranks)
         self._slow = self.check(world_size, faults)
-        if self.wanted:
-            network.recorder = Recorder(world_size, {rank: fault.factor for rank, fault in self._slow.items()})
+        self._counting, self._recording = TrafficCount(world_size), None
+        if not self.wanted:
+            return [self._counting]
+        self._recording = Recorder(world_size, {rank: fault.factor for rank, fault in self._slow.items()})
+        return [self._counting, self._recording]
 
-    def end(self, network: Network) -> None:
+    def end(self) -> None:
         """Keep the measurements of a run that has ended, with or without an error."""
-        self._traffic, self._recorder, self._timeline = network.traffic, network.recorder, None
-        network.recorder = None
+        self._traffic, self._recorder, self._timeline = self._counting.traffic, self._recording, None
 
     def check_slowed(self) -> None:
         """Check, after a run that succeeded, that each slow rank had computations to slow down.

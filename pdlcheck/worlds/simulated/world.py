@@ -27,6 +27,7 @@ from pdlcheck.worlds.observe import Traffic, declare_wrappers
 from pdlcheck.worlds.outcome import ENDS_A_PROCESS, Outcome, Raised, Returned, as_failure, check_has_run, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
 from pdlcheck.worlds.semantics import Semantics, make_semantics
+from pdlcheck.worlds.simulated import rank_pool
 from pdlcheck.worlds.simulated.c10d.foreign_groups import explain_foreign_group
 from pdlcheck.worlds.simulated.c10d.install import (
     IN_RANKS,
@@ -36,18 +37,18 @@ from pdlcheck.worlds.simulated.c10d.install import (
     leave_alone,
     rank_local_torch_distributed,
 )
+from pdlcheck.worlds.simulated.cluster import Cluster
+from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
+from pdlcheck.worlds.simulated.engine.gloo_errors import is_consequence
 from pdlcheck.worlds.simulated.measures import Measures
 from pdlcheck.worlds.simulated.module_globals import import_time_draws, import_time_reads
 from pdlcheck.worlds.simulated.module_globals.modules import RankLocalModules, known_own_globals
-from pdlcheck.worlds.simulated.network.fault_injection import FaultInjector, RankGone
-from pdlcheck.worlds.simulated.network.gloo_errors import is_consequence
-from pdlcheck.worlds.simulated.network.network import Network
+from pdlcheck.worlds.simulated.observers.fault_injection import FaultInjector, faults_of
 from pdlcheck.worlds.simulated.process_state.arguments import own_copy
 from pdlcheck.worlds.simulated.process_state.observed_globals import OBSERVED
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
-from pdlcheck.worlds.simulated.scheduling import rank_pool
 from pdlcheck.worlds.simulated.scheduling.rank_threads import rank_behind
-from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank, running_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankGone, current_rank, running_rank
 
 __all__ = ["SimulatedWorld"]
 
@@ -231,9 +232,9 @@ class SimulatedWorld:
             self._release()
 
 
-def _compute(network: Network, rank: int, seconds: float) -> None:
-    if network.recorder is not None:
-        network.recorder.compute(rank, seconds)
+def _compute(engine: SimulatedEngine, rank: int, seconds: float) -> None:
+    for observe in engine.events.computed:
+        observe(rank, seconds)
 
 
 def _give_process_back(holder: int) -> None:
@@ -255,18 +256,18 @@ class SimulatedRanks:
         self._own_modules = world.own_modules()
         self._devices = self._new_devices()
         self._known = known_own_globals()
-        self._serve(rank_pool.take(world_size) or Network(world_size))
+        self._serve(rank_pool.take(world_size) or Cluster(world_size))
 
-    def _serve(self, network: Network) -> None:
-        self._network = network
+    def _serve(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._without.clear()
-        network.serve(self._world.seed, self._world.semantics)
+        cluster.serve(self._world.seed, self._world.semantics)
         self._own_globals_anew()
 
     def _own_globals_anew(self) -> None:
         """Give the ranks new globals of their own, as new processes have them after a failure."""
         if self._own_modules is not None:
-            self._own_modules.open(rank.state for rank in self._network.scheduler.ranks)
+            self._own_modules.open(rank.state for rank in self._cluster.scheduler.ranks)
 
     def _new_devices(self) -> list[RankDevices | None]:
         """Return the devices of each rank; None for a rank whose CUDA code is not run on the CPU."""
@@ -276,7 +277,7 @@ class SimulatedRanks:
         return [RankDevices(self.world_size, rank if own else 0) for rank in range(self.world_size)]
 
     def _reset(self) -> None:
-        self._network.reset()
+        self._cluster.reset()
         self._without.clear()
         self._own_globals_anew()
 
@@ -339,7 +340,7 @@ class SimulatedRanks:
         if self._broken_off and not keep_groups:
             self._reset()
             self._broken_off = False
-        for rank in self._network.scheduler.ranks:
+        for rank in self._cluster.scheduler.ranks:
             rank.state.begins_here, rank.state.leaves_streams = sets_up, sets_up or keep_groups
         faults = check_faults(self._world.faults if faults is None else faults, self.world_size)
         bodies = [partial(self._as_rank, rank, body, keep_groups) for rank, body in enumerate(bodies)]
@@ -347,10 +348,8 @@ class SimulatedRanks:
             outcomes = self._run(bodies, schedule or self._world.schedule, faults)
             self._warn_of_late_imports()
             self._warn_of_early_reads()
-            if (shared := self._network.shared.warning()) is not None:
-                advise(shared, stacklevel=2)
-            if (order := self._network.set_order.warning()) is not None and self.world_size > 1:
-                advise(order, stacklevel=2)
+            for warning in self._cluster.engine.warnings():
+                advise(warning, stacklevel=2)
             return [_that_ends_nothing(outcome, (KeyboardInterrupt,)) for outcome in outcomes]
         except Inconclusive:
             if isinstance(faults, DrawnFaults):
@@ -390,21 +389,22 @@ class SimulatedRanks:
 
     def give_to_controller(self, rank: int) -> None:
         """Make the controller adopt the settings that this rank changed in its last run, for all ranks."""
-        self._network.scheduler.ranks[rank].state.give_to_controller()
+        self._cluster.scheduler.ranks[rank].state.give_to_controller()
 
     def _as_rank(self, rank: int, body: Callable[[], Any], keep_groups: bool) -> Any:
         __tracebackhide__ = True
-        if absent := self._network.suffering.absent:
+        cluster = self._cluster
+        if absent := faults_of(cluster.engine).absent:
             if rank in absent:
                 raise RankGone
-            leave_alone(self._network)
+            leave_alone(cluster.engine, cluster.store)
         elif self._make_own_groups:
             if rank not in self._without:
-                leave_alone(self._network)
+                leave_alone(cluster.engine, cluster.store)
                 self._without.add(rank)
         elif not (has_group() or (keep_groups and has_left_group())):  # first run, or the last one destroyed the group
-            join_group(self._network)
-        keep_time(partial(_compute, self._network, rank))  # not self: idle threads keep it
+            join_group(cluster.engine, cluster.store)
+        keep_time(partial(_compute, cluster.engine, rank))  # not self: idle threads keep it
         running_rank().devices = devices = self._devices[rank]
         try:
             if devices is None:
@@ -415,9 +415,9 @@ class SimulatedRanks:
             explain_foreign_group(error)
             raise
         finally:
-            self._network.leave(rank)
+            cluster.leave(rank)
 
-    def _with_faults(self, outcomes: Sequence[Outcome], suffering: FaultInjector) -> list[Outcome]:
+    def _with_faults(self, outcomes: Sequence[Outcome], injector: FaultInjector) -> list[Outcome]:
         """Return the outcomes in which each lost rank has the error of its fault.
 
         If a survivor failed only because a rank was lost, its outcome is marked as a consequence.
@@ -425,11 +425,11 @@ class SimulatedRanks:
         Raises:
             Inconclusive: all survivors returned, and a fault did not come about.
         """
-        gone = suffering.gone
+        gone = injector.gone
         order = {rank: _LATER + number for number, rank in enumerate(gone)}
         if all(isinstance(outcome, Returned) for outcome in outcomes if outcome.rank not in gone):
-            for fault in suffering.why_not:
-                raise Inconclusive(f"{fault} did not come about: {suffering.why(fault)}", fault=fault)
+            for fault in injector.why_not:
+                raise Inconclusive(f"{fault} did not come about: {injector.why(fault)}", fault=fault)
             return [Returned(o.rank, gone[o.rank], o.last) if o.rank in gone else o for o in outcomes]
         told: list[Outcome] = []
         for o in outcomes:
@@ -445,39 +445,39 @@ class SimulatedRanks:
         __tracebackhide__ = True
         if self._own_modules is not None:
             self._own_modules.begin()
-        self._network.begin(faults)
-        self._world.measures.begin(self._network, faults)
+        cluster, engine, measures = self._cluster, self._cluster.engine, self._world.measures
+        cluster.begin(faults, measures.begin(self.world_size, faults))
         try:
             try:
-                ended = self._network.scheduler.run(bodies, schedule, self._world.limit())
+                ended = cluster.scheduler.run(bodies, schedule, self._world.limit())
             finally:
-                self._world.measures.end(self._network)
+                measures.end()
         except BaseException:  # raised by the schedule, or an interrupt
-            if self._network.scheduler.given_up:
-                self._serve(Network(self.world_size))
+            if cluster.scheduler.given_up:
+                self._serve(Cluster(self.world_size))
             else:
                 self._reset()
             raise
-        if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := self._network.leaks()):
+        if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := engine.verdict()):
             ended[0] = Raised(0, leaks)
-        last = {rank: self._network.callers.told(signature) for rank, signature in self._network.last.items()}
+        last = {rank: cluster.descriptions.text(signature) for rank, signature in engine.last.items()}
+        injector = faults_of(engine)
         outcomes = [replace(outcome, last=last.get(outcome.rank, "")) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
-            suffering = self._network.suffering
-            if suffering.gone:
+            if injector.gone:
                 self._reset()
-                return self._with_faults(outcomes, suffering)
-            self._network.break_off()
+                return self._with_faults(outcomes, injector)
+            cluster.break_off()
             self._broken_off = True
         elif faults:
-            self._world.measures.check_slowed()
-            return self._with_faults(outcomes, self._network.suffering)
+            measures.check_slowed()
+            return self._with_faults(outcomes, injector)
         return outcomes
 
     def close(self) -> None:
         """Keep the rank threads and their group for the next world of this size, or end them if they are not as new."""
         self.intact = False
-        rank_pool.keep(self._network)
+        rank_pool.keep(self._cluster)
 
 
 def _devices_of_thread() -> RankDevices | None:

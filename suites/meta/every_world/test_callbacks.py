@@ -14,6 +14,7 @@ from pdlcheck.worlds import get_world
 from pdlcheck.worlds.observe.naming import line_and_names
 from pdlcheck.worlds.outcome import Stopped
 from pdlcheck.worlds.semantics import PROFILES
+from pdlcheck.worlds.simulated.cluster import ISOLATION
 from pdlcheck.worlds.simulated.schedules.protocol import usual
 from pdlcheck.worlds.simulated.scheduling.scheduler import Scheduler
 
@@ -124,7 +125,7 @@ def test_after_a_callback_the_rank_waits_for_what_it_waited_for_before():
 
 def outcomes_around(callback):
     """Return the outcomes of two ranks: rank 1 gives the waiting rank 0 a callback, and fails."""
-    scheduler = Scheduler(2, stuck=lambda waiting, ranks: PdlcheckError("stuck"))
+    scheduler = Scheduler(2, ISOLATION, stuck=lambda waiting, ranks: PdlcheckError("stuck"))
     scheduler.seed(0)
     first = scheduler.ranks[0]
 

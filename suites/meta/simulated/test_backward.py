@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated.network import backward
+from pdlcheck.worlds.simulated.process_state import backward
 
 
 def train(model):

@@ -19,34 +19,51 @@ from torch.distributed import distributed_c10d
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.observe import Operation, WatchedGroup, short
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE
+from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
+from pdlcheck.worlds.simulated.engine.observer import Observer
 from pdlcheck.worlds.simulated.module_globals.mutable_state import CachedFunction
+from pdlcheck.worlds.simulated.schedules.access import Post
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
-__all__ = ["SHARE_ATTRIBUTE", "Ended", "explain_foreign_group", "require_member_of_this_world"]
+__all__ = ["SHARE_ATTRIBUTE", "Ended", "GroupOwnership", "explain_foreign_group"]
 
 SHARE_ATTRIBUTE = "simulated ranks share this attribute"
 
 
-def require_member_of_this_world(operation: Operation, network: object) -> None:
-    """Check that the running rank posts an operation on its own end of a group.
+class GroupOwnership(Observer):
+    """The check of one run that each rank posts on its own end of a group.
 
     Without the check, the operation would count as one of the rank that made this end.
 
-    Raises:
-        Unsupported: another rank made this end, or the group is on another network than the running rank.
+    Args:
+        engine: carries out the operations of the run.
     """
-    me, signature = current_rank(), operation.signature
-    if me is None or (me.rank == signature.rank and me.network is network):
-        return
-    if me.network is not network:
-        raise _from_an_earlier_run(operation)
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self._engine = engine
+
+    def before_post(self, operation: Operation, post: Post) -> None:
+        """Check the end on which the running rank posts.
+
+        Raises:
+            Unsupported: another rank made this end, or the group is on another engine than the running rank.
+        """
+        me = current_rank()
+        if me is not None and not (me.rank == operation.signature.rank and me.engine is self._engine):
+            if me.engine is not self._engine:
+                raise _from_an_earlier_run(operation)
+            raise _of_another_rank(operation, me.rank)
+
+
+def _of_another_rank(operation: Operation, me: int) -> Unsupported:
+    signature = operation.signature
     words = _set_by_hand(_frames(sys._getframe(1)), signature.rank) or (
         f"simulated ranks share module globals, while a process would have its own; give each rank those{_kept()} "
         "(pdlcheck_own_globals in an ini file, own_globals of get_world), keep it in the function that the ranks run, "
         "or run on processes (--world gloo)"
     )
-    raise Unsupported(
-        f"rank {me.rank} posts {signature.kind} on an object of {signature.group_text} that rank {signature.rank} "
+    return Unsupported(
+        f"rank {me} posts {signature.kind} on an object of {signature.group_text} that rank {signature.rank} "
         f"made, at {signature.where}: {words}"
     )
 
@@ -60,9 +77,9 @@ def explain_foreign_group(error: Exception) -> None:
     if me is None or group is None:
         return
     maker = group.members[group.rank()]
-    if group.engine is me.network and maker == me.rank:
+    if group.engine is me.engine and maker == me.rank:
         return  # the rank has destroyed its own group
-    here = group.engine is me.network
+    here = group.engine is me.engine
     made = f"by rank {maker}" if here else "in an earlier run"
     frames = [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
     if words := _set_by_hand(frames, maker if here else None):
@@ -116,7 +133,7 @@ def _holds_anothers(function: FunctionType) -> bool:
     me = current_rank()
     enclosed = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     groups = [part for value in enclosed for part in (value, *_parts(value)) if _is_group(part)]
-    return any(me is None or one.engine is not me.network or one.members[one.rank()] != me.rank for one in groups)
+    return any(me is None or one.engine is not me.engine or one.members[one.rank()] != me.rank for one in groups)
 
 
 def _attribute(function: FunctionType) -> tuple[str, str] | None:

@@ -29,8 +29,9 @@ from pdlcheck.worlds.observe import (
     user_line,
 )
 from pdlcheck.worlds.simulated.c10d import monitored
-from pdlcheck.worlds.simulated.network.gloo_errors import is_consequence, never_joined
-from pdlcheck.worlds.simulated.network.origin import origin
+from pdlcheck.worlds.simulated.engine.gloo_errors import is_consequence, never_joined
+from pdlcheck.worlds.simulated.engine.origin import origin
+from pdlcheck.worlds.simulated.observers.fault_injection import faults_of
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["BACKEND", "PATCHES", "name_backends"]
@@ -53,7 +54,7 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(size, place, ranks, backend, store, name, **rest)
         require_known(backend)
         if me.c10d["default_pg"] is None:
-            me.network.suffering.gather(me.rank, rest.get("timeout"))
+            faults_of(me.engine).check_rendezvous(me.rank, rest.get("timeout"))
         else:
             _meet(me, str(name), tuple(ranks) or tuple(range(size)), rest.get("timeout"))
         made = make(size, place, ranks, BACKEND, store, name, **rest)
@@ -72,7 +73,7 @@ def name_backends(rank: Any) -> bool:
     Returns:
         True if a name has changed.
     """
-    name = BACKEND if rank.network.semantics.messages == "in_order" else "gloo"
+    name = BACKEND if rank.engine.semantics.messages == "in_order" else "gloo"
     known = rank.c10d["pg_map"]
     others = {group: (name, *rest) for group, (present, *rest) in known.items() if present != name}
     known.update(others)
@@ -95,16 +96,17 @@ def _meet(me: Any, name: str, ranks: tuple[int, ...], timeout: timedelta | None)
         return
     name = key_among(name, default.among)
     made_as, waits_for = name, ranks if local else everyone
-    if me.network.suffering.loses_ranks and not local:
+    faults = faults_of(me.engine)
+    if faults.loses_ranks and not local:
         aside = me.rank not in ranks
         made_as, waits_for = (f"{name}, without {me.rank}", (me.rank,)) if aside else (name, ranks)
     signature = new_group(me.rank, made_as, ranks, waits_for)
     try:
-        me.network.post(Operation(signature, (), MEET, (_waited_for(),))).wait()
+        me.engine.post(Operation(signature, (), MEET, (_waited_for(),))).wait()
     except RuntimeError as error:
         if not is_consequence(error):
             raise
-        lost = next(rank for rank in ranks if rank in me.network.suffering.gone)
+        lost = next(rank for rank in ranks if rank in faults.gone)
         raise never_joined(name, ranks.index(lost), timeout) from None
 
 
@@ -164,8 +166,8 @@ def _asked(is_initialized: Callable[[], bool]) -> Callable[[], bool]:
         if is_initialized():
             return True
         me = current_rank()
-        if me is not None and me.network is not None and sys._getframe(1).f_code is needs:
-            me.network.suffering.gather(me.rank, unasked=True)
+        if me is not None and me.engine is not None and sys._getframe(1).f_code is needs:
+            faults_of(me.engine).check_rendezvous(me.rank, unasked=True)
         return False
 
     return ask
@@ -194,7 +196,7 @@ def _met(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
         me = current_rank()
         if me is None:
             return rendezvous(url, *args, **kwargs)
-        own = me.rank, len(me.network.scheduler.ranks)
+        own = me.rank, len(me.engine.scheduler.ranks)
         asked = rank_by_rendezvous(url, *args, **kwargs)
         if asked in (None, own):
             return iter([(me.c10d["store"], *own)])

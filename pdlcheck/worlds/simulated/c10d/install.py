@@ -34,11 +34,13 @@ from pdlcheck.worlds.observe import WatchedGroup, among_all, members_of_default
 from pdlcheck.worlds.simulated.c10d import groups, meshes, store_patches
 from pdlcheck.worlds.simulated.c10d.groups import BACKEND, name_backends
 from pdlcheck.worlds.simulated.c10d.monitored import monitored_barrier
-from pdlcheck.worlds.simulated.network.backward import Engine
-from pdlcheck.worlds.simulated.process_state import profiler_patch
+from pdlcheck.worlds.simulated.c10d.store import SimulatedStore
+from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
+from pdlcheck.worlds.simulated.process_state import profiler_patch, signal_handlers
+from pdlcheck.worlds.simulated.process_state.backward import Engine
 from pdlcheck.worlds.simulated.process_state.compile_patch import compile_patches
 from pdlcheck.worlds.simulated.process_state.device_streams import seed_present
-from pdlcheck.worlds.simulated.scheduling import signal_handlers, sleep_patch
+from pdlcheck.worlds.simulated.scheduling import sleep_patch
 from pdlcheck.worlds.simulated.scheduling.rank_threads import follow_threads, rank_behind
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank, running_rank
 
@@ -108,9 +110,10 @@ def _waits(wait_in_cpp: Any) -> Any:
     def wait(self: torch.Future[Any]) -> Any:
         rank = current_rank()
         if rank is not None and not self.done():
-            rank.network.wait(self.done, "Future.wait of an asynchronous operation")
-        if rank is not None and rank.network.recorder is not None:
-            rank.network.recorder.wait_for_futures(rank.rank)
+            rank.engine.wait(self.done, "Future.wait of an asynchronous operation")
+        if rank is not None:
+            for observe in rank.engine.events.future_waited:
+                observe(rank.rank)
         return wait_in_cpp(self)
 
     return wait
@@ -123,7 +126,8 @@ def _reads(original: Any) -> Any:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         rank = current_rank()
         if rank is not None:
-            rank.network.reads(rank.rank, self, f"Tensor.{original.__name__}")
+            for observe in rank.engine.events.reads:
+                observe(rank.rank, self, f"Tensor.{original.__name__}")
         return original(self, *args, **kwargs)
 
     return read
@@ -222,23 +226,23 @@ def has_left_group() -> bool:
     return bool(rank.c10d) and rank.c10d["default_pg"] is None
 
 
-def leave_alone(network: Any) -> RankThread:
+def leave_alone(engine: SimulatedEngine, store: SimulatedStore) -> RankThread:
     """Leave the running rank without any process group, and return the rank."""
     rank = current_rank()
     assert rank is not None
-    own = {"store": network.store, "adopted": True, "joining": False}
+    own = {"store": store, "adopted": True, "joining": False}
     rank.c10d = {name: make() for name, make in _FIELDS.items()} | own
-    rank.network = network
+    rank.engine = engine
     unregister_all_groups()
     return rank
 
 
-def join_group(network: Any) -> None:
-    """Give the running rank a new default process group on ``network``."""
-    rank = leave_alone(network)
-    world_size = len(network.scheduler.ranks)
+def join_group(engine: SimulatedEngine, store: SimulatedStore) -> None:
+    """Give the running rank a new default process group on ``engine``."""
+    rank = leave_alone(engine, store)
+    world_size = len(engine.scheduler.ranks)
     rank.c10d["joining"] = True
-    dist.init_process_group(BACKEND, store=network.store, rank=rank.rank, world_size=world_size)
+    dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=world_size)
     rank.c10d["joining"] = False
     rank.c10d["adopted"] = False
     rank.joined = _copied(rank.c10d)
@@ -293,10 +297,10 @@ def _create(options: Any, backend_options: Any) -> WatchedGroup:
         members = list(range(options.group_size))
         if not me.c10d["joining"]:
             members = members_of_default(options.store, options.group_rank, options.group_size, me.rank)
-        among = among_all(members, len(me.network.scheduler.ranks))
+        among = among_all(members, len(me.engine.scheduler.ranks))
     else:
         members, among = [default.members[place] for place in options.global_ranks_in_group], default.among
-    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.network, BACKEND, among)
+    return SimulatedGroup(str(options.group_id), options.group_rank, members, me.engine, BACKEND, among)
 
 
 dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])

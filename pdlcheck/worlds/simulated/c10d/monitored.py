@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -11,7 +11,8 @@ import torch.distributed.distributed_c10d as c10d
 from pdlcheck.compat.torch.c10d import get_default_group
 from pdlcheck.operations.monitored_barrier import post_monitored_barrier
 from pdlcheck.worlds.exceptions import text_of
-from pdlcheck.worlds.simulated.network.gloo_errors import (
+from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
+from pdlcheck.worlds.simulated.engine.gloo_errors import (
     TIMEOUT_MS,
     barrier_timeout,
     closed_by,
@@ -20,12 +21,10 @@ from pdlcheck.worlds.simulated.network.gloo_errors import (
     is_time_limit,
     timed_out,
 )
+from pdlcheck.worlds.simulated.engine.work import SimulatedWork
+from pdlcheck.worlds.simulated.observers.fault_injection import faults_of
 from pdlcheck.worlds.simulated.schedules.access import Question
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank
-
-if TYPE_CHECKING:
-    from pdlcheck.worlds.simulated.network.network import Network
-    from pdlcheck.worlds.simulated.network.work import SimulatedWork
 
 __all__ = ["monitored_barrier"]
 
@@ -48,15 +47,15 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         raise barrier_timeout(wait_all_ranks)
     work: SimulatedWork | None = None
     try:
-        work = cast("SimulatedWork", post_monitored_barrier(group))
+        work = cast(SimulatedWork, post_monitored_barrier(group))
         work.wait(limit)
     except RuntimeError as error:
         me = current_rank()
         assert me is not None
         if limit is not None and work is not None and not work.is_lost:
-            raise _too_late(work, me.network, _milliseconds(limit), wait_all_ranks) from None
-        me.network.scheduler.switch(Question(me.network.last[me.rank]))  # the set of lost ranks changes with time
-        members, gone = dist.get_process_group_ranks(group), me.network.suffering.gone
+            raise _too_late(work, me.engine, _milliseconds(limit), wait_all_ranks) from None
+        me.engine.scheduler.switch(Question(me.engine.last[me.rank]))  # the set of lost ranks changes with time
+        members, gone = dist.get_process_group_ranks(group), faults_of(me.engine).gone
         lost = [place for place, rank in enumerate(members) if rank in gone]
         place, came_too_late = members.index(me.rank), work is None
         if place and not lost and work is not None and text_of(error) == text_of(closed_by(members[0])):
@@ -67,26 +66,26 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         if place and is_time_limit(error) and 0 in lost:
             original = timed_out("send")
         elif place:  # rank 0 has failed: it ends, or it has closed its connections, or it goes on with other work
-            left = is_time_limit(error) or _leaves(me, me.network.scheduler.ranks[members[0]])
+            left = is_time_limit(error) or _leaves(me, me.engine.scheduler.ranks[members[0]])
             original = closed_by(members[0]) if left else timed_out("recv")
         else:
             original = timed_out("recv", limit_ms) if is_time_limit(error) else closed_by(members[lost[0]])
         raise failed_to_pass(place, lost, limit_ms, original, wait_all_ranks) from None
 
 
-def _too_late(work: SimulatedWork, network: Network, limit_ms: int, every: bool) -> RuntimeError:
+def _too_late(work: SimulatedWork, engine: SimulatedEngine, limit_ms: int, every: bool) -> RuntimeError:
     """Return the error for ranks that have not come to rank 0 in time, and close rank 0's connections in the group."""
     signature = work.operation.signature
-    late = [signature.members.index(rank) for rank in network.missing(signature)]
-    network.close(signature)
+    late = [signature.members.index(rank) for rank in engine.missing(signature)]
+    engine.close(work)
     return failed_to_pass(0, late, limit_ms, timed_out("recv", limit_ms), every)
 
 
 def _leaves(me: RankThread, leader: RankThread) -> bool:
     """Wait until ``leader`` ends; return False if it has not ended when no other rank can go on."""
-    patient = me.network.suffering.patient
+    patient = faults_of(me.engine).patient
     patient.add(me.rank)
-    me.network.scheduler.wait_until(
+    me.engine.scheduler.wait_until(
         lambda: leader.outcome is not None or me.rank not in patient, f"monitored_barrier, for rank {leader.rank}"
     )
     return leader.outcome is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from pdlcheck.compat.torch.stores import FileStore, TCPStore
-from pdlcheck.worlds.simulated.c10d.store import NO_LIMIT, SimulatedStore, as_bytes
+from pdlcheck.worlds.simulated.c10d.store import NO_LIMIT, SimulatedStore, as_bytes, wait_in_store
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, Scheduler
 
@@ -161,7 +161,7 @@ def tcp_store(
     """
     name = f"TCPStore at port {port}"
     access = StoreAccess((name,), True)
-    me.network.scheduler.switch(access)
+    me.engine.scheduler.switch(access)
     server = _listen(port, multi_tenant) if is_master else _servers.get(port)
     while server is None:  # the master may have left again before this rank's turn
         if not _await(me, partial(_servers.__contains__, port), f"{name}, which no rank serves", access, timeout):
@@ -170,9 +170,9 @@ def tcp_store(
                 f"connect to ({host_name}, {port})."
             )
         server = _servers.get(port)
-    store = OwnTCPStore(me.network.scheduler, host_name, server, is_master)
+    store = OwnTCPStore(me.engine.scheduler, host_name, server, is_master)
     store.set_timeout(timeout)
-    me.network.scheduler.progress()
+    me.engine.scheduler.progress()
     if wait_for_workers and world_size is not None and world_size > 0:
         contents = server.contents
         contents.workers += 1
@@ -201,8 +201,8 @@ def _listen(port: int, multi_tenant: bool) -> _Server:
 
 def _await(me: RankThread, ready: Callable[[], bool], waits_for: str, access: StoreAccess, limit: timedelta) -> bool:
     if limit < NO_LIMIT:
-        return bool(me.network.wait_in_store(ready, waits_for, access, limit.total_seconds()))
-    me.network.scheduler.wait_until(ready, waits_for, access)
+        return wait_in_store(me, ready, waits_for, access, limit.total_seconds())
+    me.engine.scheduler.wait_until(ready, waits_for, access)
     return True
 
 
@@ -213,7 +213,7 @@ def file_store(me: RankThread, file_name: str, world_size: int = -1) -> OwnFileS
         RuntimeError: the file cannot be opened.
     """
     path = os.path.realpath(file_name)
-    me.network.scheduler.switch(StoreAccess((f"FileStore {path}",), True))
+    me.engine.scheduler.switch(StoreAccess((f"FileStore {path}",), True))
     file = _files.get(path)
     if file is None:
         try:
@@ -221,7 +221,7 @@ def file_store(me: RankThread, file_name: str, world_size: int = -1) -> OwnFileS
         except OSError as error:
             raise RuntimeError(f"open({file_name}): {error.strerror}") from error
         file = _files[path] = _File(path)
-    return OwnFileStore(me.network.scheduler, file_name, file)
+    return OwnFileStore(me.engine.scheduler, file_name, file)
 
 
 def _remove(path: str) -> None:

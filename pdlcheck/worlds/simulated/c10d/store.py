@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from types import FrameType
@@ -15,9 +15,9 @@ from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.worlds.observe import is_limit
 from pdlcheck.worlds.simulated.schedules.access import StoreAccess
-from pdlcheck.worlds.simulated.scheduling.scheduler import Scheduler, current_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, Scheduler, current_rank
 
-__all__ = ["NO_LIMIT", "SimulatedStore", "as_bytes"]
+__all__ = ["NO_LIMIT", "SimulatedStore", "as_bytes", "wait_in_store"]
 
 # torch's default, longer than any test: it counts as no limit. A shorter limit that a program sets holds for all ranks.
 NO_LIMIT = timedelta(seconds=300)
@@ -43,8 +43,8 @@ class SimulatedStore(Store):
     def _scheduler(self) -> Scheduler:
         """Return the scheduler of the calling rank: a fixture may keep a store longer than the ranks that made it."""
         me = current_rank()
-        if me is not None and me.network is not None:
-            return me.network.scheduler  # type: ignore[no-any-return]
+        if me is not None and me.engine is not None:
+            return me.engine.scheduler  # type: ignore[no-any-return]
         if (made_by := self._made_by()) is None:
             raise RuntimeError("the simulated ranks of this store have ended")
         return made_by
@@ -123,7 +123,7 @@ class SimulatedStore(Store):
         ready = partial(self._has, keys)
         if limit is None or me is None:
             self._scheduler.wait_until(ready, waits_for, access)
-        elif not me.network.wait_in_store(ready, waits_for, access, limit.total_seconds()):
+        elif not wait_in_store(me, ready, waits_for, access, limit.total_seconds()):
             raise self.late(f"wait timeout after {round(1000 * limit.total_seconds())}ms, keys: {missing}")
 
     def _has(self, keys: Sequence[str]) -> bool:
@@ -143,6 +143,20 @@ def as_bytes(value: str | bytes) -> bytes:
     if not isinstance(value, str | bytes | bytearray):
         raise TypeError(f"a store keeps str and bytes, got {type(value).__name__}")
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def wait_in_store(
+    me: RankThread, ready: Callable[[], bool], waits_for: str, access: StoreAccess, limit_s: float
+) -> bool:
+    """Block the running rank until ``ready()`` returns True; return False if ``limit_s`` elapses before.
+
+    A limit elapses only when no other rank can go on, and the shortest of several limits elapses.
+    """
+    elapsed: list[bool] = []
+    scheduler: Scheduler = me.engine.scheduler
+    with scheduler.elapsing.limit(limit_s, me.rank, lambda: elapsed.append(True)):
+        scheduler.wait_until(lambda: bool(elapsed) or ready(), waits_for, access)
+    return ready()
 
 
 def _is_torch(caller: FrameType) -> bool:

@@ -27,7 +27,7 @@ from pdlcheck.worlds.simulated.module_globals.mutable_state import (
     own_leaves,
     user_modules,
 )
-from pdlcheck.worlds.simulated.process_state.isolation import RankState
+from pdlcheck.worlds.simulated.scheduling.rank_state import RankState
 
 __all__ = ["RankLocalModules", "known_own_globals"]
 
@@ -185,7 +185,7 @@ class _Pieces:
 
 
 class _Own:
-    """The contents that one rank has in place of the controller's; an ``Own`` of ``process_state/isolation.py``."""
+    """The contents that one rank has in place of the controller's; an ``Own`` of ``scheduling/rank_state.py``."""
 
     def __init__(self, pieces: _Pieces, differs: dict[_Piece, dict[str, Any]]) -> None:
         self._pieces = pieces

@@ -9,25 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from pdlcheck.worlds.simulated.process_state import states
 from pdlcheck.worlds.simulated.process_state.protocol import Rank
+from pdlcheck.worlds.simulated.scheduling.rank_state import Own
 
-__all__ = ["Own", "RankState", "isolated_controller"]
-
-
-class Own(Protocol):
-    """Additional state that is in force while one rank runs."""
-
-    def leave(self) -> None:
-        """Take the state back, because the rank gives up its turn or has ended."""
-
-    def arrive(self) -> None:
-        """Put the state in force again, because the rank goes on or starts anew."""
+__all__ = ["PerRankState", "isolated_controller"]
 
 
-class RankState(Rank):
+class PerRankState(Rank):
     """The per-rank state of one rank while another rank runs."""
 
     def __init__(self, rank: int, world_size: int, seed: int) -> None:

@@ -22,10 +22,9 @@ from pdlcheck.worlds.exceptions import add_note, shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
 from pdlcheck.worlds.observe import FROM_CALLBACK, end_at_user_line, user_line
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody
-from pdlcheck.worlds.simulated.process_state.device_guard import outlives_ranks
-from pdlcheck.worlds.simulated.process_state.isolation import RankState, isolated_controller
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.scheduling.cpu_affinity import pinned_to_one_core, use_batch_policy
+from pdlcheck.worlds.simulated.scheduling.rank_state import Isolation, RankState
 from pdlcheck.worlds.simulated.scheduling.rank_threads import raise_in, rank_behind, started_at
 from pdlcheck.worlds.simulated.scheduling.timeout_report import interrupted, late
 from pdlcheck.worlds.simulated.scheduling.timers import Timers
@@ -78,7 +77,7 @@ class RankThread:
         self.outcome: Outcome | None = None
         self.c10d: dict[str, Any] = {}  # the state of torch.distributed for this rank
         self.joined: dict[str, Any] = {}  # that state just after the rank had got its default group
-        self.network: Any = None  # the engine of its process groups
+        self.engine: Any = None  # the engine of its process groups
         self.devices: RankDevices | None = None  # if its CUDA code runs on the CPU
 
     def begin(self, body: Callable[[], Any]) -> None:
@@ -95,6 +94,7 @@ class Scheduler:
 
     Args:
         world_size: number of ranks.
+        isolation: keeps the state of the ranks apart.
         stuck: returns the error for a deadlock, given (waiting ranks, all ranks).
         elapse: called when no rank can go on and no sleeping rank wakes first; returns True if it changed something.
     """
@@ -102,6 +102,7 @@ class Scheduler:
     def __init__(
         self,
         world_size: int,
+        isolation: Isolation,
         *,
         stuck: Callable[[Sequence[RankThread], Sequence[RankThread]], PdlcheckError],
         elapse: Callable[[], bool] = lambda: False,
@@ -110,6 +111,7 @@ class Scheduler:
         self.error: PdlcheckError | None = None  # the verdict of the whole run; every rank raises it
         self.given_up = False  # whether an interrupt ended a run: nothing further can run on these ranks
         self.elapsing = Timers()
+        self._isolation = isolation
         self._stuck = stuck
         self._elapse = elapse
         self._pending: list[Any] = [None] * world_size
@@ -123,7 +125,7 @@ class Scheduler:
     def seed(self, seed: int) -> None:
         """Start the ranks' random streams from ``seed`` in every run, until a set-up run moves that start."""
         for rank in self.ranks:
-            rank.state = RankState(rank.rank, len(self.ranks), seed)
+            rank.state = self._isolation.state_of(rank.rank, len(self.ranks), seed)
 
     def run(
         self, bodies: Sequence[Callable[[], Any]], schedule: Schedule, limit_s: float | None = None
@@ -149,7 +151,7 @@ class Scheduler:
         self._all_done.clear()
         for rank, body in zip(self.ranks, bodies, strict=True):
             rank.begin(body)
-        with isolated_controller(), pinned_to_one_core():
+        with self._isolation.controller(), pinned_to_one_core():
             if not self._threads:
                 self._start()
             try:
@@ -204,7 +206,7 @@ class Scheduler:
             thread.join(timeout=1.0)  # a rank that computes for ever is left behind as a daemon thread
 
     def _start(self) -> None:
-        outlives_ranks()
+        self._isolation.prepare()
         for rank in self.ranks:
             thread = threading.Thread(target=self._main, args=(rank,), name=f"rank {rank.rank}", daemon=True)
             try:
@@ -482,5 +484,5 @@ def running_rank() -> RankThread:
         "on processes, with --world gloo"
     )
     if rank is not None:
-        rank.network.scheduler.refuse(error)
+        rank.engine.scheduler.refuse(error)
     raise error

@@ -31,7 +31,7 @@ def _sleep(seconds: float, /) -> None:
         _real(seconds)
         return
     began = time.perf_counter()
-    rank.network.scheduler.sleep(seconds)
+    rank.engine.scheduler.sleep(seconds)
     _real(max(seconds - (time.perf_counter() - began), 0.0))
 
 

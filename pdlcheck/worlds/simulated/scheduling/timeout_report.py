@@ -67,7 +67,7 @@ def _look(
             rank.outcome,
             rank.ready is not None,
             rank.waits_for,
-            rank.network.last.get(rank.rank) if rank.network is not None else None,
+            rank.engine.last.get(rank.rank) if rank.engine is not None else None,
         )
         for rank in ranks
     }

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from pdlcheck.compat.torch.modes import DisableTorchDispatch
 from pdlcheck.operations.kind import Write
-from pdlcheck.operations.reductions import Order
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Part, WatchedWork, is_limit, refuse_future, user_call, user_line
-from pdlcheck.worlds.simulated.network.delivery import write
-from pdlcheck.worlds.simulated.network.gloo_errors import operation_timeout
-from pdlcheck.worlds.simulated.network.memory import memories, storage_of
-from pdlcheck.worlds.simulated.network.origin import Origin
-from pdlcheck.worlds.simulated.network.poison import poison
-from pdlcheck.worlds.simulated.network.tensor_sharing import version_of
+from pdlcheck.worlds.semantics import Semantics
+from pdlcheck.worlds.simulated.engine.delivery import write
+from pdlcheck.worlds.simulated.engine.gloo_errors import operation_timeout
+from pdlcheck.worlds.simulated.engine.memory import memories, storage_of
+from pdlcheck.worlds.simulated.engine.observer import Subscriptions
+from pdlcheck.worlds.simulated.engine.origin import Origin
 from pdlcheck.worlds.simulated.schedules.access import Post
-from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank
+from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, Scheduler, current_rank
 
-if TYPE_CHECKING:
-    from pdlcheck.clock.trace import Act
-    from pdlcheck.worlds.simulated.network.network import Network
+__all__ = ["SimulatedWork", "WorkCalls"]
 
-__all__ = ["SimulatedWork", "Transfer"]
 
-_networks_own = DisableTorchDispatch  # hides the network's work on tensors from the modes of ranks
+class WorkCalls(Protocol):
+    """What an operation calls back, in the engine that posted it."""
+
+    semantics: Semantics
+    events: Subscriptions
+    scheduler: Scheduler
+
+    def wait(self, ready: Callable[[], bool], waits_for: Any) -> None:
+        """Block the running rank until ``ready()`` returns True."""
+
+    def wait_for(self, work: SimulatedWork, limit_s: float) -> None:
+        """Block the running rank until it may go on with ``work``, or until its time limit elapses."""
+
+    def poll(self, work: SimulatedWork) -> None:
+        """Give up the turn, because the running rank asks whether an operation is complete."""
+
+    def close(self, work: SimulatedWork) -> None:
+        """Close the connections of a rank that has given up waiting for a message."""
+
+    def finish_earlier(self, waited: SimulatedWork) -> None:
+        """Finish earlier collectives of the running rank, because it has waited for a later one."""
+
+    def finished(self, work: SimulatedWork) -> None:
+        """Record that the rank has the results of the operation."""
 
 
 @uncompiled
@@ -44,48 +64,47 @@ class SimulatedWork(WatchedWork):
     matched = False
     visible = False
     finished = False
-    transfer: Transfer | None = None
+    move: Callable[[], None] | None = None  # reads and writes the data of the match
     results: Sequence[Write] = ()
-    act: Act | None = None  # the entry of the operation in the recorded trace
-    deliver: Callable[[Sequence[Write]], Sequence[Write]] | None = None  # set by a fault that damages the results
+    deliver: Callable[[Sequence[Write]], Sequence[Write]] | None = None  # changes the results, if an observer sets it
     _waited = False
     _gave_future = False
     _elapsed = False
     _lost: RuntimeError | None = None  # set if a rank is gone that the operation needs
 
-    def __init__(self, network: Network, operation: Operation, origin: Origin, post: Post) -> None:
+    def __init__(self, calls: WorkCalls, operation: Operation, origin: Origin, post: Post) -> None:
         super().__init__(operation)
         self._post = post
-        self._call = user_call() if network.scheduler.every_post else None
+        self._call = user_call() if calls.scheduler.every_post else None
         self.origin = origin
         self.parts = operation.parts
-        self.version = version_of(operation)
         self.owner: RankThread | None = current_rank()
-        self._network = network
+        self._calls = calls
 
-    def protect(self, poisoned: bool) -> None:
-        """Copy the inputs that share memory with outputs, and poison the outputs, if ``poisoned``."""
-        kind = self.operation.method.kind
-        outputs = kind.writes(self.operation) if poisoned else ()
-        if not outputs:
-            return
+    def hold_back(self, outputs: Sequence[Tensor]) -> None:
+        """Keep the results out of ``outputs`` until this rank has waited, because they will hold something else.
+
+        Inputs that share memory with them are copied.
+        """
         self.holds_back = True
-        with _networks_own():
-            if kind.reads(self.operation):
+        if self.operation.method.kind.reads(self.operation):
+            with DisableTorchDispatch():  # hides this from the modes of the rank
                 storages = {storage_of(memory) for tensor in outputs for memory in memories(tensor)}
                 self.parts = [Part([_apart(x, storages) for x in p.inputs], p.outputs) for p in self.parts]
-            for output in outputs:
-                poison(output)
 
     def buffer(self) -> None:
         """Copy the data of a send now, because the send need not wait."""
-        with _networks_own():
+        with DisableTorchDispatch():
             self.parts = [Part([x.detach().clone() for x in part.inputs], part.outputs) for part in self.parts]
         self.matched = self.visible = True
 
-    def match(self, transfer: Transfer) -> None:
-        """Record that all partners are there. The rank that came last calls this."""
-        self.transfer, self.matched = transfer, True
+    def match(self, move: Callable[[], None]) -> None:
+        """Record that all partners are there. The rank that came last calls this.
+
+        Args:
+            move: reads and writes the data of the match, at its first call.
+        """
+        self.move, self.matched = move, True
 
     def came_from(self, source: int) -> None:
         """Record the source of the message, as a place in the group."""
@@ -102,33 +121,15 @@ class SimulatedWork(WatchedWork):
         """Deliver the results. The owning rank calls this."""
         if not self.finished:
             self.finished = self.visible = True
-            if self.transfer is not None:
-                self.transfer.move()
-            self._network.finished(self)
+            if self.move is not None:
+                self.move()
             if self.results:
-                with _networks_own():
+                with DisableTorchDispatch():
                     write(self.results, as_user=self.operation.method.copies)
                 self.results = ()
-            if self._leaves_partial_sums():
-                with _networks_own():
-                    for tensor in self.operation.method.kind.reads(self.operation):
-                        poison(tensor)
+            self._calls.finished(self)
         if self._future is not None:
             self._settle_future()
-
-    def _leaves_partial_sums(self) -> bool:
-        """Return whether this is a reduce on a rank that is not its destination.
-
-        gloo leaves partial sums there, which no program can use.
-        """
-        signature, semantics = self.operation.signature, self._network.semantics
-        return (
-            self.operation.method.kind.leaves_partial_sums
-            and signature.root != signature.rank
-            and self.transfer is not None
-            and semantics.poison
-            and semantics.messages != "in_order"  # NCCL leaves the tensor unchanged
-        )
 
     def lose(self, error: RuntimeError) -> None:
         """Record that the operation will never be complete, because of ``error``."""
@@ -145,24 +146,24 @@ class SimulatedWork(WatchedWork):
         __tracebackhide__ = True
         again = self._waited and self._lost is None and not self._gave_future  # its future also waits by this method
         if again and self._may("second_wait") == "blocks":
-            self._network.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
-        if self._network.recorder is not None:
-            self._network.recorder.wait(self)
+            self._calls.wait(lambda: False, f"a second wait, at {user_line()}, for {self.operation.signature}")
+        for observe in self._calls.events.waits:
+            observe(self)
         if self._call is not None:
             self._post.blocks_in_call = self._call == user_call()
             self._call = None
         if is_limit(timeout):
             self._wait_within(timeout)
         else:
-            self._network.wait(self.may_go_on, self.operation.signature)
+            self._calls.wait(self.may_go_on, self.operation.signature)
         self._waited = True
         if self._lost is not None:
             raise RuntimeError(str(self._lost))  # a new error, so that each wait has its own traceback
-        if self._network.recorder is not None:
-            self._network.recorder.waited(self)
+        for observe in self._calls.events.waited:
+            observe(self)
         self.finish()
-        if self._network.semantics.waits == "earlier":
-            self._network.finish_earlier(self.operation.signature)
+        if self._calls.semantics.waits == "earlier":
+            self._calls.finish_earlier(self)
         return True
 
     def may_go_on(self) -> bool:
@@ -189,12 +190,12 @@ class SimulatedWork(WatchedWork):
         """
         __tracebackhide__ = True
         signature = self.operation.signature
-        self._network.wait_for(self, limit.total_seconds())
+        self._calls.wait_for(self, limit.total_seconds())
         elapsed, self._elapsed = self._elapsed, False
         if elapsed and not self.matched and self._lost is None:
             if not signature.is_p2p:
                 raise RuntimeError(f"Operation timed out! {limit.total_seconds():g} s have passed in {signature}")
-            self._network.close(signature)
+            self._calls.close(self)
             raise operation_timeout(signature, round(1000 * limit.total_seconds()))
 
     def _may(self, what: str) -> str:
@@ -204,27 +205,26 @@ class SimulatedWork(WatchedWork):
         """
         signature = self.operation.signature
         concerned = signature.is_p2p or (what == "polls" and not self.operation.method.kind.has_future)
-        return str(getattr(self._network.semantics, what)) if concerned else ""
+        return str(getattr(self._calls.semantics, what)) if concerned else ""
 
     def is_completed(self) -> bool:
         """Return whether the operation is complete, and finish it if it is visible."""
-        self._network.poll(self.operation.signature)
+        self._calls.poll(self)
         if self._may("polls") == "after_wait" and not self._waited:
             return False
-        if (recorder := self._network.recorder) is not None:
-            recorder.poll(self)
-            if self.visible:
-                recorder.wait(self)
+        for observe in self._calls.events.polled:
+            observe(self)
         if self.visible:
             self.finish()
         return self.finished or self._lost is not None
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return the future of the operation."""
-        if self._network.semantics.messages != "in_order":
+        if self._calls.semantics.messages != "in_order":
             refuse_future(self.operation)
-        if self._network.recorder is not None and not self._gave_future:
-            self._network.recorder.future(self)
+        if not self._gave_future:
+            for observe in self._calls.events.future_taken:
+                observe(self)
         self._gave_future = True
         return super().get_future()
 
@@ -249,33 +249,6 @@ class SimulatedWork(WatchedWork):
             future.set_exception(RuntimeError(str(self._lost)))
         else:
             future.set_result(self.result())
-
-
-class Transfer:
-    """The data of one match: read from the inputs at some moment, then held for ranks that have not waited yet."""
-
-    def __init__(self, works: Sequence[SimulatedWork], order: Order) -> None:
-        self._works = works
-        self._order = order
-        self.moved = False
-
-    def move(self) -> None:
-        """Read all inputs, and write the outputs that are not held back."""
-        if self.moved:
-            return
-        self.moved = True
-        works, self._works = self._works, ()  # they refer to this transfer: breaks a reference cycle
-        with _networks_own():
-            operations, parts = [work.operation for work in works], [work.parts for work in works]
-            results = operations[0].method.kind.moves(operations, parts, self._order)
-            for work, undamaged in zip(works, results, strict=True):
-                writes = undamaged if work.deliver is None else work.deliver(undamaged)
-                if not work.holds_back:
-                    write(writes, as_user=work.operation.method.copies)
-                elif work.operation.signature.is_p2p:
-                    work.results = [(output, value.clone()) for output, value in writes]
-                else:
-                    work.results = list(writes)
 
 
 def _apart(tensor: Any, storages: set[int]) -> Any:

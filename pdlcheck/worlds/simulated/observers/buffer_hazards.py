@@ -22,10 +22,68 @@ from pdlcheck.compat.torch.modes import TorchDispatchMode, enter_below, leave_be
 from pdlcheck.compat.torch.tensors import storage_key
 from pdlcheck.errors import BufferHazard
 from pdlcheck.worlds.observe import Signature, user_line
-from pdlcheck.worlds.simulated.network.leaks import in_order_on_nccl
-from pdlcheck.worlds.simulated.network.memory import memories, overlap, storage_of
+from pdlcheck.worlds.simulated.engine.memory import memories, overlap, storage_of
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.engine.work import SimulatedWork
+from pdlcheck.worlds.simulated.observers.descriptions import in_order_on_nccl
 
-__all__ = ["HazardDetector"]
+__all__ = ["BufferHazards", "HazardDetector"]
+
+
+class BufferHazards(Observer):
+    """The buffers of pending operations in one run.
+
+    Operations that torch itself posts (DDP's reducer, functional collectives) are not watched. Watching costs time, and
+    torch waits before it hands out a result.
+
+    Args:
+        describe: returns the text of an operation, and that of a later collective of its group that has ended or ''.
+    """
+
+    def __init__(self, describe: Callable[[Signature], tuple[str, str]]) -> None:
+        self._describe = describe
+        self._detectors: dict[int, HazardDetector] = {}  # of ranks that have had claims
+
+    def posted(self, work: SimulatedWork) -> None:
+        """Check that the operation leaves the buffers of pending operations alone."""
+        if not self._detectors:
+            return
+        signature = work.operation.signature
+        detector = self._detectors.get(signature.rank)
+        if detector is not None and detector.held:
+            for tensor in work.operation.method.kind.reads(work.operation):
+                detector.check(tensor, "read", signature)
+            for tensor in work.operation.method.kind.writes(work.operation):
+                detector.check(tensor, "write", signature)
+
+    def pending(self, work: SimulatedWork) -> None:
+        """Claim the buffers of the operation until the rank waits for it."""
+        if not work.origin.torchs_own:
+            operation, signature = work.operation, work.operation.signature
+            if (detector := self._detectors.get(signature.rank)) is None:
+                detector = self._detectors[signature.rank] = HazardDetector(self._describe)
+            kind = operation.method.kind
+            detector.hold(work, signature, kind.reads(operation), kind.writes(operation))
+
+    def finished(self, work: SimulatedWork) -> None:
+        """Release the buffers of the operation."""
+        if not work.origin.blocking and (detector := self._detectors.get(work.operation.signature.rank)) is not None:
+            detector.release(work)
+
+    def reads(self, rank: int, tensor: Tensor, by: str) -> None:
+        """Check a read that no dispatch mode sees."""
+        if (detector := self._detectors.get(rank)) is not None:
+            detector.check(tensor, "read", by)
+
+    def backward_ended(self, rank: int) -> None:
+        """Watch the rank's pending operations again."""
+        if (detector := self._detectors.get(rank)) is not None:
+            detector.resume()
+
+    def rank_ended(self, rank: int) -> None:
+        """Release everything that the rank holds."""
+        if (detector := self._detectors.get(rank)) is not None:
+            detector.clear()
 
 
 class _Claim:

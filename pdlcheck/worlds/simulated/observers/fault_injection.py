@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -13,17 +13,25 @@ from pdlcheck.errors import PdlcheckError, RankDied, RankStalled
 from pdlcheck.faults import Absent, Corrupt, Kill, Stall
 from pdlcheck.operations.kind import Write
 from pdlcheck.worlds.observe import Operation, Part, Signature
-from pdlcheck.worlds.simulated.network.gloo_errors import closed_by, operation_timeout, pair_closure, rendezvous_timeout
-from pdlcheck.worlds.simulated.network.work import SimulatedWork
+from pdlcheck.worlds.simulated.engine.connections import needs
+from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
+from pdlcheck.worlds.simulated.engine.gloo_errors import closed_by, operation_timeout, rendezvous_timeout
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.engine.work import SimulatedWork
+from pdlcheck.worlds.simulated.schedules.access import Post
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankGone
 
-__all__ = ["FaultInjector", "RankGone"]
+__all__ = ["FaultInjector", "faults_of"]
 
 _FEWER = "the rank posts fewer operations"
 
 
-class FaultInjector:
+class FaultInjector(Observer):
     """The faults of one run.
+
+    Args:
+        faults: the faults, except those that act on the virtual clock.
+        engine: carries out the operations of the run.
 
     Attributes:
         gone: rank -> the error that states what a fault did to it.
@@ -34,7 +42,7 @@ class FaultInjector:
         over: whether only stalled ranks are left, or no rank can go on: their threads end.
     """
 
-    def __init__(self, faults: Sequence[Absent | Corrupt | Kill | Stall], world_size: int) -> None:
+    def __init__(self, faults: Sequence[Absent | Corrupt | Kill | Stall], engine: SimulatedEngine) -> None:
         self.faults = faults
         self.gone: dict[int, PdlcheckError] = {}
         self.why_not = dict.fromkeys(faults, _FEWER)
@@ -47,13 +55,13 @@ class FaultInjector:
         self.loses_ranks = any(isinstance(fault, Kill | Stall) for fault in faults)
         self.patient: set[int] = set()
         self.over = False
-        self._world_size = world_size
+        self._engine = engine
         self._stalled: set[int] = set()
-        self._closed: set[tuple[str, int]] = set()  # (group, rank) whose connections a time limit has closed
+        self._damages: Sequence[Corrupt] = ()  # of the operation that is posted now
         self._counts: Counter[int] = Counter()
         self._given: dict[object, Sequence[Tensor]] = {}  # the inputs of a rank's last operation of each form
 
-    def gather(self, rank: int, timeout: timedelta | None = None, *, unasked: bool = False) -> None:
+    def check_rendezvous(self, rank: int, timeout: timedelta | None = None, *, unasked: bool = False) -> None:
         """Check that no rank is absent, because ``rank`` needs the default group.
 
         Args:
@@ -68,7 +76,7 @@ class FaultInjector:
             return
         for absent in self.absent:
             self.why_not.pop(Absent(absent), None)
-        error = rendezvous_timeout(rank, self._world_size, self.absent, timeout)
+        error = rendezvous_timeout(rank, len(self._engine.scheduler.ranks), self.absent, timeout)
         if unasked:
             faults = ", ".join(str(Absent(absent)) for absent in self.absent)
             raise type(error)(f"{error}\n  there is no default group, as the world has the fault {faults}")
@@ -81,18 +89,42 @@ class FaultInjector:
             return reason
         return f"{reason}: {f'{count}, numbered from 0' if count else 'none'}"
 
-    def kills_next(self, rank: int) -> bool:
-        """Return whether the rank is killed at the operation that it is about to post."""
-        return any(isinstance(f, Kill) and (f.rank, f.operation) == (rank, self._counts[rank]) for f in self.faults)
+    def before_post(self, operation: Operation, post: Post) -> None:
+        """Record for the schedule whether the rank is killed at the operation that it is about to post."""
+        if self.loses_ranks:
+            rank = operation.signature.rank
+            number = self._counts[rank]
+            post.kills = any(isinstance(f, Kill) and (f.rank, f.operation) == (rank, number) for f in self.faults)
 
-    def meet(self, signature: Signature, posted: dict[int, SimulatedWork]) -> list[Corrupt]:
+    def posting(self, signature: Signature) -> None:
+        """Apply the faults that this operation meets, and the effects of earlier ones.
+
+        Raises:
+            RankGone: the rank is killed or stalled now, or was taken earlier.
+            RuntimeError: the operation needs a rank that is gone.
+        """
+        self._damages = self._meet(signature)
+        if signature.rank in self._stalled:
+            try:
+                self._engine.scheduler.wait_until(lambda: self.over, f"{signature} (stalled by a fault)")
+            finally:
+                raise RankGone
+        self._engine.last[signature.rank] = signature
+        self._engine.connections.check(signature, self.gone.keys() - self._stalled)
+
+    def posted(self, work: SimulatedWork) -> None:
+        """Damage the operation, and keep its input for a fault that gives it again."""
+        for fault in self._damages:
+            self._damage(fault, work)
+        self._remember(work.operation)
+
+    def _meet(self, signature: Signature) -> list[Corrupt]:
         """Count an operation that is about to be posted, and return the faults that damage it.
 
         Raises:
             RankGone: the rank is killed now, or was taken earlier.
-            RuntimeError: the operation needs a rank that is gone.
         """
-        self.gather(signature.rank, unasked=True)  # the group may have been there before the run
+        self.check_rendezvous(signature.rank, unasked=True)  # the group may have been there before the run
         rank, number = signature.rank, self._counts[signature.rank]
         self._counts[rank] += 1
         if rank in self.gone:
@@ -109,7 +141,9 @@ class FaultInjector:
                         stderr="",
                     ),
                 )
-                _lose(posted, lambda other: other.rank != rank and _needs(other, rank), lambda _: closed_by(rank))
+                self._engine.connections.lose(
+                    lambda other: other.rank != rank and needs(other, rank), lambda _: closed_by(rank)
+                )
                 raise RankGone
             if isinstance(fault, Stall):
                 self._take(
@@ -123,19 +157,7 @@ class FaultInjector:
                 self._stalled.add(rank)
         return [fault for fault in met if isinstance(fault, Corrupt)]
 
-    def check(self, signature: Signature) -> None:
-        """Raise gloo's error for an operation whose partners are known to be out of reach."""
-        if (signature.group, signature.rank) in self._closed:
-            raise pair_closure()
-        for lost in [*self.gone.keys() - self._stalled, *(r for group, r in self._closed if group == signature.group)]:
-            if _needs(signature, lost):
-                raise closed_by(lost)
-
-    def is_stalled(self, rank: int) -> bool:
-        """Return whether a fault has stalled the rank."""
-        return rank in self._stalled
-
-    def elapse(self, posted: dict[int, SimulatedWork]) -> bool:
+    def stuck(self) -> bool:
         """Let the time limits of operations that need a stalled rank elapse, because no rank can go on.
 
         Returns:
@@ -146,31 +168,15 @@ class FaultInjector:
             return True
         if not self._stalled or self.over:
             return False
-        stalled = self._stalled
-        lost = _lose(
-            posted, lambda s: s.rank not in stalled and any(_needs(s, rank) for rank in stalled), operation_timeout
+        stalled, connections = self._stalled, self._engine.connections
+        lost = connections.lose(
+            lambda s: s.rank not in stalled and any(needs(s, rank) for rank in stalled), operation_timeout
         )
         self.over = not lost
-        self._closed |= {(signature.group, signature.rank) for signature in lost}
-        for group, rank in self._closed:
-            self._close(posted, group, rank)
+        connections.close((signature.group, signature.rank) for signature in lost)
         return True
 
-    def _close(self, posted: dict[int, SimulatedWork], group: str, rank: int) -> None:
-        _lose(posted, lambda s: (s.group, s.rank) == (group, rank), lambda _: pair_closure())
-        _lose(posted, lambda s: s.group == group and _needs(s, rank), lambda _: closed_by(rank))
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether no operation has to be checked, because nothing has happened, or can happen."""
-        return not self.faults and not self._closed
-
-    def close(self, signature: Signature, posted: dict[int, SimulatedWork]) -> None:
-        """Close the connections of this rank in the group, because a time limit has elapsed in one of its messages."""
-        self._closed.add((signature.group, signature.rank))
-        self._close(posted, signature.group, signature.rank)
-
-    def damage(self, fault: Corrupt, work: SimulatedWork) -> None:
+    def _damage(self, fault: Corrupt, work: SimulatedWork) -> None:
         """Damage the input of an operation now, or its output when it is delivered."""
         operation = work.operation
         kind = operation.method.kind
@@ -186,7 +192,11 @@ class FaultInjector:
             else:
                 place, element = _place(tensors, fault.element)
                 hurt = {id(tensors[place]): _damaged(fault, tensors[place], element)}
-            work.parts = [Part([hurt.get(id(x), x) for x in p.inputs], p.outputs) for p in work.parts]
+            pairs = zip(operation.parts, work.parts, strict=True)  # the inputs of the second may be copies
+            work.parts = [
+                Part([hurt.get(id(x), y) for x, y in zip(given.inputs, own.inputs, strict=True)], own.outputs)
+                for given, own in pairs
+            ]
             return
         self.why_not[fault] = f"nobody waited for {operation.signature}"
         before = {id(tensor): tensor.detach().clone() for tensor in tensors}  # before it is poisoned
@@ -204,7 +214,7 @@ class FaultInjector:
 
         work.deliver = deliver
 
-    def remember(self, operation: Operation) -> None:
+    def _remember(self, operation: Operation) -> None:
         """Keep the input of an operation, for a fault that gives it again."""
         rank = operation.signature.rank
         if any(isinstance(f, Corrupt) and (f.rank, f.how, f.where) == (rank, "stale", "input") for f in self.faults):
@@ -217,22 +227,9 @@ class FaultInjector:
         self.why_not.pop(fault, None)
 
 
-def _lose(
-    posted: dict[int, SimulatedWork], hits: Callable[[Signature], bool], error: Callable[[Signature], RuntimeError]
-) -> list[Signature]:
-    lost = []
-    for key, work in list(posted.items()):
-        signature = work.operation.signature
-        if not work.matched and hits(signature):
-            del posted[key]
-            work.lose(error(signature))
-            lost.append(signature)
-    return lost
-
-
-def _needs(signature: Signature, rank: int) -> bool:
-    """Return whether the operation cannot complete without this rank. A receive from any source can, as on gloo."""
-    return signature.peer == rank if signature.is_p2p else rank in signature.members
+def faults_of(engine: SimulatedEngine) -> FaultInjector:
+    """Return the faults of the run under way; a run without faults has an empty set."""
+    return engine.observer(FaultInjector) or FaultInjector((), engine)
 
 
 def _form(operation: Operation) -> object:

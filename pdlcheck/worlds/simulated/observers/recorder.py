@@ -10,12 +10,13 @@ from pdlcheck.compat.torch.autograd import call_after_backward, current_node, in
 from pdlcheck.operations.rounds import nbytes_of
 from pdlcheck.worlds.observe import Signature, user_line
 from pdlcheck.worlds.observe.traffic import payload_of
-from pdlcheck.worlds.simulated.network.work import SimulatedWork
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.engine.work import SimulatedWork
 
 __all__ = ["Recorder"]
 
 
-class Recorder:
+class Recorder(Observer):
     """The recorder of one run.
 
     Args:
@@ -27,15 +28,16 @@ class Recorder:
         self.trace = Trace(world_size)
         self.slowed: set[int] = set()  # ranks that have computed slowly
         self._slow = slow
+        self._acts: dict[int, Act] = {}  # by id of the work; a later work at the same address has replaced it
         self._futures: dict[int, list[Act]] = {}  # by rank: the acts whose future was taken
 
-    def compute(self, rank: int, seconds: float) -> None:
+    def computed(self, rank: int, seconds: float) -> None:
         """Record that the rank computes for ``seconds``, times its factor if it is slow."""
         if rank in self._slow and seconds:
             self.slowed.add(rank)
         self.trace.compute(rank, seconds * self._slow.get(rank, 1.0), user_line())
 
-    def post(self, work: SimulatedWork) -> None:
+    def posted(self, work: SimulatedWork) -> None:
         """Record that a rank posts an operation."""
         operation, signature = work.operation, work.operation.signature
         parts = operation.parts
@@ -43,49 +45,51 @@ class Recorder:
         act = Act(
             signature.rank, signature.op, _words(signature), signature.where, sum(map(nbytes_of, given)), work.matched
         )
-        work.act = act
+        self._acts[id(work)] = act
         self.trace.post(act)
         if signature.op == "recv" and signature.peer < 0:
             self.trace.by_schedule[f"receive from any rank, at {signature.where}"] = None
 
-    def meet(self, works: Sequence[SimulatedWork]) -> None:
+    def matched(self, works: Sequence[SimulatedWork]) -> None:
         """Record that operations have matched."""
         signature = works[0].operation.signature
         root = signature.members.index(signature.root) if signature.root >= 0 else 0
         payload = () if signature.is_p2p else payload_of([work.operation for work in works])
-        self.trace.meet([work.act for work in works if work.act is not None], root, payload)
+        self.trace.meet([act for work in works if (act := self._acts.get(id(work))) is not None], root, payload)
 
-    def wait(self, work: SimulatedWork) -> None:
+    def waits(self, work: SimulatedWork) -> None:
         """Record that a rank waits for an operation."""
-        if work.act is not None:
-            self.trace.wait(work.act)
+        if (act := self._acts.get(id(work))) is not None:
+            self.trace.wait(act)
 
     def waited(self, work: SimulatedWork) -> None:
         """Record that the wait for an operation has succeeded."""
-        if work.act is not None:
-            work.act.completed = True
+        if (act := self._acts.get(id(work))) is not None:
+            act.completed = True
 
-    def poll(self, work: SimulatedWork) -> None:
+    def polled(self, work: SimulatedWork) -> None:
         """Record that the rank polls an operation, because the number of polls depends on the schedule."""
         self.trace.by_schedule[f"is_completed of {work.operation.signature}"] = None
+        if work.visible:
+            self.waits(work)
 
-    def future(self, work: SimulatedWork) -> None:
+    def future_taken(self, work: SimulatedWork) -> None:
         """Record that a caller takes the operation's future.
 
         In a backward pass the caller is DDP's reducer, which waits for the future at the end of the pass, in C++. The
         operation may be complete by then under one schedule and not under another. If it is complete, no call reports
         that wait. It is therefore recorded at the end of the pass.
         """
-        if work.act is None:
+        if (act := self._acts.get(id(work))) is None:
             return
-        self._futures.setdefault(work.act.rank, []).append(work.act)
+        self._futures.setdefault(act.rank, []).append(act)
         if in_backward():
             if current_node() is None:  # the pass is over, and its callbacks run
-                self.wait(work)
+                self.waits(work)
             else:
-                call_after_backward(partial(self.wait, work))
+                call_after_backward(partial(self.waits, work))
 
-    def wait_for_futures(self, rank: int) -> None:
+    def future_waited(self, rank: int) -> None:
         """Record that the rank waits for a future made of others.
 
         The others are unknown, so this counts as a wait for every operation of the rank whose future was taken.

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 from pdlcheck.errors import SetOrderWarning
 from pdlcheck.operations.table import OPERATIONS
-from pdlcheck.worlds.observe import Signature
+from pdlcheck.worlds.observe import Operation, Signature
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE, short
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.schedules.access import Post
 
 __all__ = ["SetOrder"]
 
@@ -43,16 +45,17 @@ class _Loop(NamedTuple):
     names: tuple[str, ...]
 
 
-class SetOrder:
-    """The loops over sets that are found on the ranks of one network."""
+class SetOrder(Observer):
+    """The loops over sets that are found on the ranks of one run."""
 
     def __init__(self) -> None:
         self._line = ""
         self._looks: dict[tuple[int, int, int], int] = {}  # examinations of each call, by rank, code and place
         self._elements: dict[tuple[int, int, int], Any] = {}  # of loops that are under way, by rank, frame and line
 
-    def look(self, signature: Signature) -> None:
+    def before_post(self, operation: Operation, post: Post) -> None:
         """Check whether a loop over a set leads to the operation that a rank is about to post."""
+        signature = operation.signature
         if self._line or signature.op in _NO_ORDER:
             return
         frame: FrameType | None = sys._getframe(1)

@@ -45,15 +45,17 @@ class Engine(ImperativeEngine):  # type: ignore[misc]  # torch's class, by its p
         if rank is None:
             return super().run_backward(tensors, *args, **kwargs)
         taken = _take(rank.rank, _leaves(tensors)) if kwargs.get("accumulate_grad") else ()
-        for node in taken:
-            rank.network.shared.accumulate(rank.rank, node.variable)
+        for observe in rank.engine.events.accumulates:
+            for node in taken:
+                observe(rank.rank, node.variable)
         try:
             with _without_collector(), _in_this_thread():
                 return super().run_backward(tensors, *args, **kwargs)
         finally:
             for node in taken:
                 del _accumulating[node]
-            rank.network.after_backward(rank.rank)
+            for observe in rank.engine.events.backward_ended:
+                observe(rank.rank)
 
 
 def _in_this_thread() -> Any:

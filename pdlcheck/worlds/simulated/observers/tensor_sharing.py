@@ -6,7 +6,6 @@ If such a tensor was made before the run, each process would have its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 import torch
@@ -14,16 +13,15 @@ from torch import Tensor
 
 from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.errors import SharedTensorWarning
-from pdlcheck.worlds.observe import Operation, Signature, user_line
-from pdlcheck.worlds.simulated.network.memory import memories, storage_of
+from pdlcheck.worlds.observe import Signature, user_line
+from pdlcheck.worlds.simulated.engine.memory import memories, storage_of
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.engine.work import SimulatedWork
 
-if TYPE_CHECKING:
-    from pdlcheck.worlds.simulated.network.work import SimulatedWork
-
-__all__ = ["Shared", "version_of"]
+__all__ = ["TensorSharing"]
 
 
-class Shared:
+class TensorSharing(Observer):
     """The shared tensors that are found in one run.
 
     Only tensors that operations of one match hold at the same time are compared: from each operation the first tensor
@@ -33,9 +31,16 @@ class Shared:
 
     def __init__(self) -> None:
         self._line = ""
+        self._versions: dict[int, int] = {}  # id of a work -> the version of its first input when it was posted
         self._gradients: dict[int, tuple[ReferenceType[Tensor], int]] = {}  # id of a parameter -> itself, last rank
 
-    def compare(self, works: Sequence[SimulatedWork]) -> None:
+    def posted(self, work: SimulatedWork) -> None:
+        """Record how often the first tensor that the operation reads was written in place, as far as torch counts."""
+        parts = work.operation.parts
+        tensor = parts[0].inputs[0] if parts and parts[0].inputs else None
+        self._versions[id(work)] = 0 if tensor is None or tensor.is_inference() else in_place_version(tensor)
+
+    def matched(self, works: Sequence[SimulatedWork]) -> None:
         """Compare the tensors of operations that have matched.
 
         Ranks that only read a tensor may share it, as long as no rank writes to it between their calls.
@@ -51,18 +56,19 @@ class Shared:
 
     def _compare_access(self, works: Sequence[SimulatedWork]) -> None:
         first: dict[int, tuple[SimulatedWork, bool]] = {}
+        versions = self._versions
         for work in works:
             operation = work.operation
             kind = operation.method.kind
             for tensors, writes in ((kind.writes(operation), True), (kind.reads(operation), False)):
                 for tensor in tensors[:1]:
                     other, wrote = first.setdefault(_storage(tensor), (work, writes))
-                    changed = writes or wrote or other.version != work.version
+                    changed = writes or wrote or versions.get(id(other)) != versions.get(id(work))
                     if other is not work and changed and tensor.numel() and not _is_of_processes(tensor):
                         self._tell(_both(other.operation.signature, work.operation.signature))
                         return
 
-    def accumulate(self, rank: int, parameter: Tensor) -> None:
+    def accumulates(self, rank: int, parameter: Tensor) -> None:
         """Record that a rank is about to add to the gradient of ``parameter``."""
         known, other = self._gradients.get(id(parameter), (None, rank))
         self._gradients[id(parameter)] = ref(parameter), rank
@@ -91,15 +97,6 @@ def _both(one: Signature, other: Signature) -> str:
     if first.where == second.where and first.kind == second.kind:
         return f"ranks {first.rank} and {second.rank} in {first}"
     return f"rank {first.rank} in {first}, rank {second.rank} in {second}"
-
-
-def version_of(operation: Operation) -> int:
-    """Return how often the first tensor that ``operation`` reads was written in place, as far as torch counts that."""
-    parts = operation.parts
-    if not parts or not parts[0].inputs:
-        return 0
-    tensor = parts[0].inputs[0]
-    return 0 if tensor.is_inference() else in_place_version(tensor)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pdlcheck.errors import LeakedWork
+from pdlcheck.errors import LeakedWork, PdlcheckError
 from pdlcheck.worlds.observe import Signature
-from pdlcheck.worlds.simulated.network.work import SimulatedWork
+from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
+from pdlcheck.worlds.simulated.engine.observer import Observer
+from pdlcheck.worlds.simulated.engine.work import SimulatedWork
+from pdlcheck.worlds.simulated.observers.descriptions import in_order_on_nccl
 
-__all__ = ["in_order_on_nccl", "leaked"]
+__all__ = ["Leaks"]
 
 
-def leaked(
+class Leaks(Observer):
+    """The leaked work of one run.
+
+    Args:
+        engine: carries out the operations of the run.
+        describe: returns the text of an operation, and that of a later collective of its group that has ended or ''.
+    """
+
+    def __init__(self, engine: SimulatedEngine, describe: Callable[[Signature], tuple[str, str]]) -> None:
+        self._engine = engine
+        self._describe = describe
+
+    def verdict(self) -> PdlcheckError | None:
+        """Return the error for leaked work; None if there is none."""
+        return _leaked(self._engine.posted.values(), self._engine.unwaited.values(), self._describe)
+
+
+def _leaked(
     unmatched: Iterable[SimulatedWork],
     unwaited: Iterable[SimulatedWork],
     describe: Callable[[Signature], tuple[str, str]],
@@ -24,7 +44,7 @@ def leaked(
     Args:
         unmatched: the operations that have not matched.
         unwaited: the asynchronous operations that no rank has waited for.
-        describe: see :class:`HazardDetector`.
+        describe: see :class:`Leaks`.
     """
     lost = {id(work): work for work in unmatched if work.operation.signature.op == "send" and work.matched}
     waiting = {id(work): work for work in unwaited if not (work.origin.torchs_own or work.finished)}
@@ -45,13 +65,6 @@ def leaked(
         "\n  ".join([head, *lines, cure]),
         ranks=lines,
         posted=[work.operation.signature.where for work in works],
-    )
-
-
-def in_order_on_nccl(later: str) -> str:
-    """Return the line for an operation that has ended on NCCL, because ``later`` has; empty without ``later``."""
-    return later and (
-        f"\n  on nccl, which keeps their order, it has ended before {later}; code for nccl alone: semantics('nccl')"
     )
 
 
