@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.comm.reductions import Rounding
 from pdlcheck.checks.message import case, differs, failure, first_index, likely_cause, name_of, show
+from pdlcheck.checks.rounding import Rounding
 
 __all__ = ["Calls", "Causes", "bits", "group_of", "listed", "possible_order"]
 

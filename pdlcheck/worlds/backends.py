@@ -1,19 +1,13 @@
-"""The backends of torch.distributed on which rank processes run: all that differs between gloo, MPI and NCCL.
+"""The backends of torch.distributed on which rank processes run: what the controller must know of gloo, MPI and NCCL.
 
-This module does not import torch at the top: the controller imports it before the fork server has started.
+What a rank does in another way on one of them is in :mod:`pdlcheck.worlds.processes.rank.backends`. This module does
+not import torch at the top: the controller imports it before the fork server has started.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.choices import DEVICES
-
-if TYPE_CHECKING:
-    from pdlcheck.worlds.processes.controller.forkserver import ForkServer
-    from pdlcheck.worlds.processes.controller.placement import Placement
-    from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
 __all__ = ["BACKENDS", "CUDA_CURE", "Backend", "backend_of"]
 
@@ -53,35 +47,16 @@ class Backend:
         if why := self.why_not():
             raise WorldUnavailable(f"{why}; {self.cure}", world=self.name, cure=self.cure)
 
-    def local_placement(self, server: ForkServer) -> Placement:
-        """Return the placement of ranks on this machine."""
-        from pdlcheck.worlds.processes.controller.local import LocalPlacement
-
-        return LocalPlacement(server)
-
     @property
     def start_advice(self) -> tuple[str, str]:
         """Return the advice for ranks that did not start, and the command that may help; the latter may be empty."""
         return "see `pdlcheck doctor`", ""
-
-    def watch(self, announcer: OperationCoordinator) -> None:
-        """Make every group of this backend a watched group; a rank calls this before it joins a group."""
-        raise NotImplementedError(f"operations of {self.name} are not watched")
-
-    def group_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``init_process_group`` for the default group; a rank calls this."""
-        return {"backend": self.name}
 
 
 class _Gloo(Backend):
     devices = DEVICES
     is_watched = True
     forks_templates = True
-
-    def watch(self, announcer: OperationCoordinator) -> None:
-        from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
-
-        watch_gloo(announcer)
 
 
 class _Mpi(Backend):
@@ -99,36 +74,15 @@ class _Mpi(Backend):
         why = why_not()
         return f"ranks of MPI cannot start: {why}" if why else ""
 
-    def local_placement(self, server: ForkServer) -> Placement:
-        from pdlcheck.worlds.mpi.placement import MpiPlacement
-
-        return MpiPlacement(server)
-
     @property
     def start_advice(self) -> tuple[str, str]:
         return f"{self.cure} brings an MPI and an mpiexec that fit each other", self.cure  # a machine may have several
-
-    def watch(self, announcer: OperationCoordinator) -> None:
-        from pdlcheck.worlds.processes.rank.watched_mpi import watch_mpi  # it imports MPI
-
-        watch_mpi(announcer)
-
-    def group_arguments(self) -> dict[str, Any]:
-        import pdlcheck.worlds.mpi as mpi  # importing it registers the backend
-
-        return {"backend": mpi.BACKEND}
 
 
 class _Nccl(Backend):
     devices = ("cuda",)
     device_for_each_rank = True
     cure = f"install {CUDA_CURE}"
-
-    def group_arguments(self) -> dict[str, Any]:
-        from pdlcheck.worlds.processes.rank.own_device import own_device
-
-        # With a device id, NCCL connects at once. An unusable device then raises here, not in the first test.
-        return {"backend": self.name, "device_id": own_device()}
 
 
 BACKENDS = {backend.name: backend for backend in (_Gloo("gloo"), _Mpi("mpi"), _Nccl("nccl"))}

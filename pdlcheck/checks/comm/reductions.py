@@ -1,4 +1,4 @@
-"""The reduce-ops: their result on one tensor of each rank, and the rounding error that a rank may have."""
+"""The reduce-ops: their result on one tensor of each rank."""
 
 from __future__ import annotations
 
@@ -9,43 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.message import show
+from pdlcheck.checks.rounding import Rounding, kind_of, widened
 
-__all__ = ["SUM", "Reduction", "Rounding", "reduction_of", "reductions_for"]
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """An exact value in the widest dtype of its kind, and the largest error of a rank's value.
-
-    Args:
-        exact: the value.
-        slack: the largest error of each element.
-        special: where an input is inf or NaN. No order of adding changes whether the result is inf or NaN there.
-        formula: the formula of the largest error, for messages.
-    """
-
-    exact: Tensor
-    slack: Tensor
-    special: Tensor
-    formula: str
-
-    def excludes(self, found: Tensor) -> Tensor:
-        """Return where ``found`` is off by more than the largest error.
-
-        A value that is too large for its dtype may be infinite, or the largest number of the dtype.
-        """
-        limit = torch.finfo(found.dtype).max
-        here, there = (torch.view_as_real(_wide(x)) if x.is_complex() else _wide(x) for x in (found, self.exact))
-        slack, special = ((x.unsqueeze(-1) if found.is_complex() else x) for x in (self.slack, self.special))
-        same = (here == there) | (here.isnan() & there.isnan())
-        near = (here.clamp(-limit, limit) - there.clamp(-limit, limit)).abs() <= slack
-        off = ~torch.where(special & ~there.isfinite(), same, same | near)
-        return off.any(-1) if found.is_complex() else off
-
-    def told(self, at: tuple[int, ...]) -> str:
-        """Return the largest error of one element, in words."""
-        return f"{show(self.slack[at])} = {self.formula}"
+__all__ = ["SUM", "Reduction", "reduction_of", "reductions_for"]
 
 
 @dataclass(frozen=True)
@@ -83,9 +49,9 @@ class Reduction:
     def rounding(self, inputs: Sequence[Tensor]) -> Rounding | None:
         """Return the largest error of a rank's result; None if nothing rounds, as for integers or in a maximum."""
         dtype = inputs[0].dtype
-        if not self.scale or _kind(dtype) == "integer":
+        if not self.scale or kind_of(dtype) == "integer":
             return None
-        stack = torch.stack([_wide(x) for x in inputs])
+        stack = torch.stack([widened(x) for x in inputs])
         finite = stack.isfinite()
         slack = len(inputs) * torch.finfo(dtype).eps * self.of_stack(stack.abs().masked_fill(~finite, 0.0))
         formula = f"world_size * eps * {self.scale}"
@@ -96,13 +62,12 @@ class Reduction:
         return None if self is SUM and _add_up_exactly(inputs) else self.rounding(inputs)
 
     def _of_wide(self, inputs: Sequence[Tensor], world_size: int | None) -> Tensor:
-        value = self.of_stack(torch.stack([_wide(x) for x in inputs]))
+        value = self.of_stack(torch.stack([widened(x) for x in inputs]))
         if world_size is None or self.op != dist.ReduceOp.AVG:
             return value
         return value * len(inputs) / world_size
 
 
-_WIDEST = {"complex": torch.complex128, "floating": torch.float64, "integer": torch.int64}
 _ANY = ("integer", "floating", "complex")
 _REAL = ("integer", "floating")
 
@@ -128,7 +93,7 @@ def reduction_of(check: str, op: object, inputs: Sequence[Tensor]) -> Reduction:
     if not found:
         known = ", ".join(one.name for one in _ALL)
         raise ValueError(f"{check} knows the reduce-ops {known} of torch.distributed.ReduceOp, got op={op!r}")
-    if _kind(dtype) not in found[0].kinds:
+    if kind_of(dtype) not in found[0].kinds:
         raise ValueError(
             f"{check}: ReduceOp.{found[0].name} takes {' and '.join(found[0].kinds)} tensors, got {dtype}; "
             "give inputs of another dtype, or draw them with rank_tensors(dtypes=[torch.float32])"
@@ -140,7 +105,7 @@ def reduction_of(check: str, op: object, inputs: Sequence[Tensor]) -> Reduction:
 
 def reductions_for(dtype: torch.dtype) -> list[Reduction]:
     """Return the reductions that torch supports for a dtype."""
-    return [one for one in _ALL if _kind(dtype) in one.kinds]
+    return [one for one in _ALL if kind_of(dtype) in one.kinds]
 
 
 def _add_up_exactly(inputs: Sequence[Tensor]) -> bool:
@@ -149,7 +114,7 @@ def _add_up_exactly(inputs: Sequence[Tensor]) -> bool:
     That is so if the lowest bit of all terms and the sum of their magnitudes fit into one number of the dtype. It is
     also so where an input holds inf or NaN.
     """
-    if _kind(inputs[0].dtype) == "integer":
+    if kind_of(inputs[0].dtype) == "integer":
         return True
     dtype = inputs[0].dtype
     stack = torch.stack([torch.view_as_real(x) if x.is_complex() else x for x in inputs]).double()
@@ -160,11 +125,3 @@ def _add_up_exactly(inputs: Sequence[Tensor]) -> bool:
     whole = (mantissa * 2.0**53).long()
     lowest = torch.ldexp((whole & -whole).double(), exponent - 53).masked_fill(stack == 0, torch.inf).amin(0)
     return bool((stack.abs().sum(0) <= lowest * (2 / torch.finfo(dtype).eps)).all())
-
-
-def _kind(dtype: torch.dtype) -> str:
-    return "complex" if dtype.is_complex else "floating" if dtype.is_floating_point else "integer"
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(_WIDEST[_kind(tensor.dtype)])

@@ -12,9 +12,9 @@ import torch
 from pdlcheck.compat.torch.devices import default_devices, device_constructors
 from pdlcheck.compat.torch.meshes import whole_mesh
 from pdlcheck.worlds.cuda_as_cpu import memory, streams
-from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller, is_cuda, require_devices
 from pdlcheck.worlds.cuda_as_cpu.functions import refuse
 from pdlcheck.worlds.cuda_as_cpu.mode import asked_by_torch, in_mode
+from pdlcheck.worlds.rank_devices import devices_of_caller, is_cuda, require_devices
 
 __all__ = [
     "AUTOCAST",

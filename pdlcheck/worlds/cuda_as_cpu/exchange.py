@@ -17,8 +17,8 @@ from pdlcheck.compat.patches import Patch, Patches
 from pdlcheck.compat.torch.serialization import unregister_package
 from pdlcheck.compat.torch.tensors import untyped_storage_of
 from pdlcheck.worlds.cuda_as_cpu import memory
-from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices, devices_of_caller, find_devices_by, is_cuda
 from pdlcheck.worlds.cuda_as_cpu.replaced import replaced_names
+from pdlcheck.worlds.rank_devices import RankDevices, devices_of_caller, find_devices_by, is_cuda
 
 __all__ = ["exchanged"]
 

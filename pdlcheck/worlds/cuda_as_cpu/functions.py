@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import Unsupported
-from pdlcheck.worlds.cuda_as_cpu.devices import is_cuda, require_devices
+from pdlcheck.worlds.rank_devices import is_cuda, require_devices
 
 __all__ = [
     "NAME",

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from pdlcheck.compat.torch.devices import parse_to
 from pdlcheck.compat.torch.modes import enter_function_mode, has_function_mode, leave_function_mode
 from pdlcheck.worlds.cuda_as_cpu import memory
-from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices, is_cuda
 from pdlcheck.worlds.cuda_as_cpu.memory import HOST
+from pdlcheck.worlds.rank_devices import RankDevices, is_cuda
 
 __all__ = ["CudaAsCpuMode", "asked_by_torch", "in_mode"]
 

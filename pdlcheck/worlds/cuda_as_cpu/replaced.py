@@ -13,9 +13,9 @@ from pdlcheck.compat.private import PrivateName
 from pdlcheck.compat.torch.autograd import RUN_BACKWARD
 from pdlcheck.compat.torch.devices import CAST, FACTORY_UNDER_DEFAULT_DEVICE
 from pdlcheck.worlds.cuda_as_cpu import calls, functions, streams
-from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
 from pdlcheck.worlds.cuda_as_cpu.functions import refuse
 from pdlcheck.worlds.cuda_as_cpu.mode import asked_by_torch
+from pdlcheck.worlds.rank_devices import devices_of_caller
 
 __all__ = ["NAMES_REFUSED", "Replaced", "replaced_names"]
 

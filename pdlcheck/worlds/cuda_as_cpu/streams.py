@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pdlcheck.worlds.cuda_as_cpu.devices import require_devices
+from pdlcheck.worlds.rank_devices import require_devices
 
 __all__ = ["Event", "Stream", "current_stream", "default_stream", "set_stream", "stream"]
 

@@ -16,11 +16,9 @@ from pdlcheck.compat.torch.rendezvous import HANDLERS
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds import handles, jit_wait
 from pdlcheck.worlds.mpi.job import CURE
+from pdlcheck.worlds.mpi.names import BACKEND, SCHEME
 
-__all__ = ["BACKEND", "SCHEME", "register"]
-
-BACKEND = "pdlcheck_mpi"  # the name "mpi" is torch's own, and a wheel without MPI rejects it
-SCHEME = "mpi"
+__all__ = ["BACKEND", "register"]
 
 Place = tuple[Store, int, int]
 

@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import DebugLevel, Store, get_debug_leve
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.uncompiled import uncompiled
-from pdlcheck.worlds.mpi.backend import BACKEND
 from pdlcheck.worlds.mpi.library import MPI, start
+from pdlcheck.worlds.mpi.names import BACKEND
 from pdlcheck.worlds.mpi.progress import Progress
 from pdlcheck.worlds.observe import Operation, Signature, WatchedGroup
 from pdlcheck.worlds.observe.mismatch import mismatch

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from pdlcheck.compat.torch.c10d import DEFAULT_TIMEOUT, NEW_GROUP, HashStore, world_state
 from pdlcheck.compat.torch.rendezvous import CREATE_STORE
-from pdlcheck.worlds.cuda_as_cpu.devices import devices_of_caller
+from pdlcheck.worlds.rank_devices import devices_of_caller
 
 __all__ = ["rank_by_rendezvous", "require_known", "require_own", "require_valid"]
 

@@ -18,6 +18,7 @@ from pdlcheck.worlds.devices import CUDA_CURE, check_cuda_as_cpu, check_devices,
 from pdlcheck.worlds.isolation import check_isolation
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
+from pdlcheck.worlds.processes.controller.local_placements import local_placement
 from pdlcheck.worlds.processes.rank.own_rank import runs_users_code
 from pdlcheck.worlds.protocol import INSIDE, NOT_SENT
 
@@ -217,7 +218,7 @@ class ProcessWorld:
         from pdlcheck.worlds.processes.controller.pool import Pool  # imports torch; see check
         from pdlcheck.worlds.processes.ranks import ProcessRanks
 
-        placement = self._placement or self._backend.local_placement(forkserver.retain(self))
+        placement = self._placement or local_placement(self._backend.name, forkserver.retain(self))
         placement.check(world_size)
         if self._backend.device_for_each_rank:
             import torch

@@ -19,13 +19,13 @@ from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.faults import DrawnFaults, Fault
 from pdlcheck.worlds.advice import advise
 from pdlcheck.worlds.arguments import check_faults, check_function, check_names, check_world_size
-from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
 from pdlcheck.worlds.devices import CUDA_CURE, choose_device, why_no_cuda
 from pdlcheck.worlds.exceptions import add_note
 from pdlcheck.worlds.observe import Traffic, declare_wrappers
 from pdlcheck.worlds.outcome import ENDS_A_PROCESS, Outcome, Raised, Returned, as_failure, check_has_run, results
 from pdlcheck.worlds.protocol import CLOSED, INSIDE, NOT_SENT
+from pdlcheck.worlds.rank_devices import RankDevices
 from pdlcheck.worlds.semantics import Semantics, make_semantics
 from pdlcheck.worlds.simulated import rank_pool
 from pdlcheck.worlds.simulated.c10d.foreign_groups import explain_foreign_group

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
+from pdlcheck.worlds.rank_devices import RankDevices
 
 __all__ = ["cuda_on_cpu", "run_cuda_on_cpu", "runs_cuda_on_cpu", "select_first_device"]
 

@@ -25,7 +25,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pdlcheck.compat.torch.c10d import world_state
 from pdlcheck.compat.torch.stores import TCPStore
 from pdlcheck.errors import PeerFailed, RankFailed
-from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
@@ -39,6 +38,7 @@ from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Setting
 from pdlcheck.worlds.processes.exchange.warning_relay import hearing
 from pdlcheck.worlds.processes.rank import ending, import_time_rng, own_settings
 from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_alone
+from pdlcheck.worlds.processes.rank.backends import group_arguments, watch
 from pdlcheck.worlds.processes.rank.batch_scheduling import take_turns
 from pdlcheck.worlds.processes.rank.channel import Channel
 from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
@@ -105,7 +105,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
         announcer.reminders.start()
         channel.on_message = announcer.handle
         channel.look_s = 0.1  # a watched wait ends by itself, so only a call of the real group can be blocked
-        backend_of(start.backend).watch(announcer)
+        watch(start.backend, announcer)
     channel.start()
     store = _join(start, fds[-1] if start.hosts_store else None)
     channel.send(Ready(missing))
@@ -172,7 +172,7 @@ def _rejoin(call: int, start: Start, store: TCPStore) -> None:
 
 
 def _init(start: Start, store: Store) -> None:
-    arguments = backend_of(start.backend).group_arguments()
+    arguments = group_arguments(start.backend)
     dist.init_process_group(store=store, rank=start.rank, world_size=start.world_size, **arguments)
 
 

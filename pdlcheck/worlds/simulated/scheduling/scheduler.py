@@ -16,12 +16,12 @@ from time import perf_counter
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported, WorldTooSmall
-from pdlcheck.worlds.cuda_as_cpu.devices import RankDevices
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import add_note, shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
 from pdlcheck.worlds.observe import FROM_CALLBACK, end_at_user_line, user_line
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, cure_of_exit, stopped_by_nobody
+from pdlcheck.worlds.rank_devices import RankDevices
 from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.scheduling.cpu_affinity import pinned_to_one_core, use_batch_policy
 from pdlcheck.worlds.simulated.scheduling.rank_state import Isolation, RankState
