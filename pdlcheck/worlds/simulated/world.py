@@ -252,6 +252,7 @@ class SimulatedRanks:
         self.intact = True  # until the ranks are closed, because lost ranks are replaced
         self._broken_off = False
         self._make_own_groups = False
+        self._absent: Sequence[int] = ()  # ranks that never come in the run under way
         self._without: set[int] = set()  # ranks that have started without a group
         self._own_modules = world.own_modules()
         self._devices = self._new_devices()
@@ -394,8 +395,8 @@ class SimulatedRanks:
     def _as_rank(self, rank: int, body: Callable[[], Any], keep_groups: bool) -> Any:
         __tracebackhide__ = True
         cluster = self._cluster
-        if absent := faults_of(cluster.engine).absent:
-            if rank in absent:
+        if self._absent:
+            if rank in self._absent:
                 raise RankGone
             leave_alone(cluster.engine, cluster.store)
         elif self._make_own_groups:
@@ -447,6 +448,8 @@ class SimulatedRanks:
             self._own_modules.begin()
         cluster, engine, measures = self._cluster, self._cluster.engine, self._world.measures
         cluster.begin(faults, measures.begin(self.world_size, faults))
+        injector = faults_of(engine)
+        self._absent = injector.absent
         try:
             try:
                 ended = cluster.scheduler.run(bodies, schedule, self._world.limit())
@@ -461,7 +464,6 @@ class SimulatedRanks:
         if all(isinstance(outcome, Returned) for outcome in ended) and (leaks := engine.verdict()):
             ended[0] = Raised(0, leaks)
         last = {rank: cluster.descriptions.text(signature) for rank, signature in engine.last.items()}
-        injector = faults_of(engine)
         outcomes = [replace(outcome, last=last.get(outcome.rank, "")) for outcome in ended]
         if not all(isinstance(outcome, Returned) for outcome in outcomes):
             if injector.gone:

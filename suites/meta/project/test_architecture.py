@@ -233,6 +233,18 @@ def test_a_circle_is_seen_and_one_of_types_alone_is_not():
     assert _circles(_arrows(sources), "house") == []
 
 
+FLOORS = ["schedules", "scheduling", "engine", "observers", "process_state", "module_globals", "c10d"]  # of simulated/
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_the_simulated_world_has_its_floors(floor, arrows):
+    inside = "pdlcheck.worlds.simulated."
+    above = FLOORS[FLOORS.index(floor) + 1 :]
+    for module in (one for one in arrows if one.startswith(f"{inside}{floor}.")):
+        wrong = {one.removeprefix(inside).partition(".")[0] for one in arrows[module] if one.startswith(inside)}
+        assert wrong.isdisjoint(above), f"{module} must not import {', '.join(sorted(wrong & set(above)))}"
+
+
 def _public(path: Path) -> list[str] | None:
     for node in ast.parse(path.read_text()).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
