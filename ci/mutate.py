@@ -6,39 +6,46 @@
     python ci/mutate.py --sample 40 --seed 7          # some of the mutants
 
 ci/mutation/modules.toml names the tests of each module. ci/mutation/survivors.txt lists the mutants that no test
-detects, with reasons. cosmic-ray makes the mutants; some more drop a call or an argument. The tests run on a copy of
-the project, in forks of one process that has imported torch.
+detects, with reasons. cosmic-ray makes the mutants; some more drop a statement, a call, an argument or a condition.
+pytest collects the tests once. Each mutant is a fork in which the functions of the module have the mutated code, so
+only tests on simulated ranks see it.
 """
 
 import argparse
 import ast
 import contextlib
 import difflib
+import importlib
+import inspect
+import json
 import os
 import random
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
-import hypothesis.extra.numpy  # noqa: F401 - imported once, not in each fork
+import hypothesis
 import pytest
-import torch.distributed  # noqa: F401
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parent.parent
+CALLED: set[str] = set()  # functions that the test has called
+NOT_APPLIED = 77  # exit code: no function has other code: an annotation, or a compiled function
+hypothesis.settings.register_profile(  # as the profile ci of conftest.py, but a failure need not become small
+    "mutant", max_examples=10, deadline=None, derandomize=True, database=None, phases=tuple(hypothesis.Phase)[:3]
+)
 
 
 def main() -> int:
@@ -50,46 +57,134 @@ def main() -> int:
     options = parser.parse_args()
     tables = tomllib.loads((ROOT / "ci/mutation/modules.toml").read_text())
     operators = [get_operator(name)() for name in operator_names() if name.removeprefix("core/") in tables["operators"]]
-    tests = {name: shlex.split(words) for name, words in (tables["listed"] | tables["not_run_yet"]).items()}
+    tests = {name: words.split() for name, words in (tables["listed"] | tables["not_run_yet"]).items()}
     chosen = options.modules or list(tables["listed"])
     if options.since:
         chosen = [name for name in chosen if differs([name, *tests[name]], options.since)]
     work = [(name, *found) for name in chosen for found in mutants((ROOT / name).read_text(), operators)]
     if options.sample is not None:
         work = random.Random(options.seed).sample(work, min(options.sample, len(work)))
-    listed, survive, detected = survivors(), [], 0
-    for number, (block, code, seconds) in enumerate(outcomes(work, tests), 1):
-        verdict = "found" if code else listed.get(block, "SURVIVES")
-        print(f"[{number}/{len(work)}] {seconds:.1f} s, {verdict}\n{block}", flush=True)
-        detected += bool(code)
-        survive += [] if code else [block]
-    unlisted = [block for block in survive if block not in listed]
-    print(f"{detected} found, {len(survive)} survive, {len(unlisted)} of them are not listed")
+    runs = Runs(work, tests, survivors())
+    os.environ["CI"] = "1"
+    flags = ["-sqx", "-pno:cacheprovider", "--world=sim", "--hypothesis-profile=mutant", f"--rootdir={ROOT}"]
+    flags.append("-Wignore::pytest.PytestAssertRewriteWarning")  # hypothesis is imported already
+    status = pytest.main([*flags, *(str(ROOT / word) for name in chosen for word in tests[name])], plugins=[runs])
+    unlisted = [block for block in runs.survive if block not in runs.listed]
     print(*(f"\n{block}\ngap: " for block in unlisted), sep="\n")
-    gone = [block for block in listed if block.split()[0] in chosen and block not in survive and options.sample is None]
-    print(*(f"\nremove, it is found:\n{block}" for block in gone), sep="\n")
-    return bool(unlisted)
+    if options.sample is None:
+        gone = [block for block in runs.listed if block.split()[0] in chosen and block not in runs.survive]
+        print(*(f"\nremove, it is found:\n{block}" for block in gone), sep="\n")
+    counts = f"{runs.found} found, {runs.not_applied} not applied, {len(runs.survive)} survive"
+    print(f"{counts}, {len(unlisted)} of them not listed")
+    return 1 if unlisted else int(status)
 
 
-def outcomes(work: list[Any], tests: dict[str, list[str]]) -> Iterator[tuple[str, int, float]]:
-    """Run the tests on each mutant; yield what it changes, the exit code and the seconds."""
-    limits_s: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="pdlcheck-mutants-") as folder:
-        copy = shutil.copytree(ROOT, Path(folder) / "copy", ignore=shutil.ignore_patterns(".*"))
-        for name, line, make in work:
-            text, broken = (ROOT / name).read_text(), make()
-            if means_the_same(text, broken):
-                continue
-            if name not in limits_s:
+class Runs:
+    """A plugin of pytest that runs the collected tests once for each mutant, in a fork."""
+
+    def __init__(self, work: list[Any], tests: dict[str, list[str]], listed: dict[str, str]) -> None:
+        self.work, self.tests, self.listed = work, tests, listed
+        self.found, self.not_applied, self.survive = 0, 0, []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        modules: dict[str, Any] = {}  # of each: itself, the functions that each test calls, the seconds of its tests
+        for number, (name, line, make) in enumerate(self.work, 1):
+            text, broken, start = (ROOT / name).read_text(), make(), time.perf_counter()
+            if name not in modules:
+                module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
+                items = [item for item in session.items if item.nodeid.startswith(tuple(self.tests[name]))]
+                code, called = in_fork(items, module, counting(text), 900)
+                if code:
+                    pytest.exit(f"exit code {code} without a mutant: {self.tests[name]}", 1)
+                modules[name] = module, items, called, int(time.perf_counter() - start)
                 start = time.perf_counter()
-                if code := exit_code(copy, tests[name], limit_s=900):
-                    sys.exit(f"exit code {code} without a mutant: pytest {shlex.join(tests[name])}")
-                limits_s[name] = 10 + 5 * int(time.perf_counter() - start)
-            (copy / name).write_text(broken)
-            start, code = time.perf_counter(), exit_code(copy, tests[name], limits_s[name], broken=True)
-            shutil.copy2(ROOT / name, copy / name)
-            block = f"{name} {scope(text, line)}\n- {changed(text, broken)}\n+ {changed(broken, text)}"
-            yield block, code, time.perf_counter() - start
+            module, items, called, seconds = modules[name]
+            where = scope(text, line)
+            able = [item for item in items if where in called[item.nodeid]]
+            code, _ = in_fork(able, module, broken, 10 + 5 * seconds)
+            block = f"{name} {where}\n- {changed(text, broken)}\n+ {changed(broken, text)}"
+            verdict = {0: self.listed.get(block, "SURVIVES"), NOT_APPLIED: "not applied"}.get(code, "found")
+            print(f"[{number}/{len(self.work)}] {time.perf_counter() - start:.1f} s, {verdict}\n{block}", flush=True)
+            self.survive += [] if code else [block]
+            self.not_applied += verdict == "not applied"
+            self.found += verdict == "found"
+        return True
+
+
+def in_fork(items: list[pytest.Item], module: ModuleType, text: str, limit_s: int) -> tuple[int, dict[str, list[str]]]:
+    """Run tests where ``module`` has another text. Return the exit code and the counted functions that each calls."""
+    with tempfile.TemporaryFile("w+") as answer:
+        process, called = os.fork(), {}
+        if not process:
+            code = 1
+            try:
+                become(module, text, limit_s)
+                for item, following in zip(items, [*items[1:], None], strict=False):
+                    CALLED.clear()
+                    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+                    called[item.nodeid] = [*CALLED, "module"]
+                    if item.session.testsfailed:
+                        break
+                else:
+                    json.dump(called, answer)
+                    answer.flush()
+                    code = 0
+            finally:
+                os._exit(code)
+        try:
+            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        finally:
+            os.killpg(process, signal.SIGKILL)  # also what the tests left running
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        answer.seek(0)
+        return code, {} if code else json.load(answer)
+
+
+def become(module: ModuleType, text: str, limit_s: int) -> None:
+    """Leave the group and the output of the parent; give the functions of ``module`` the code in ``text``."""
+    os.setsid()
+    signal.alarm(limit_s)
+    for stream in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    made = {key: value for key, value in vars(module).items() if key.startswith("__")}
+    with contextlib.suppress(SyntaxError):
+        exec(compile(text, str(module.__file__), "exec", dont_inherit=True), made)
+    if not swap(vars(module), made):
+        os._exit(NOT_APPLIED)
+
+
+def counting(text: str) -> str:
+    """Return a module whose functions add their names to CALLED."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.body[:0] = ast.parse(f"import __main__; __main__.CALLED.add({scope(text, node.lineno)!r})").body
+    return ast.unparse(tree)
+
+
+def swap(kept: Mapping[str, Any], made: Mapping[str, Any]) -> int:
+    """Give the functions in ``kept`` the code of those in ``made``; return how many changed."""
+    count = 0
+    for name, new in made.items():
+        old, new = plain(kept.get(name)), plain(new)
+        if isinstance(old, type) and isinstance(new, type) and old is not new:
+            count += swap(vars(old), vars(new))
+        elif isinstance(old, FunctionType) and isinstance(new, FunctionType):
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                if getattr(old, part) != getattr(new, part):
+                    setattr(old, part, getattr(new, part))
+                    count += 1
+        elif isinstance(new, int | float | str | tuple) and old != new and isinstance(kept, dict):
+            kept[name] = new
+            count += 1
+    return count
+
+
+def plain(value: Any) -> Any:
+    for kind, part in ((property, "fget"), (cached_property, "func"), (staticmethod | classmethod, "__func__")):
+        value = getattr(value, part) if isinstance(value, kind) else value
+    return inspect.unwrap(value) if callable(value) else value
 
 
 def differs(words: list[str], commit: str) -> bool:
@@ -137,17 +232,6 @@ def mutants(text: str, operators: list[Any]) -> Iterator[tuple[int, Callable[[],
                 yield part.lineno, partial(put, b"", end(before), end(part))
 
 
-def means_the_same(text: str, broken: str) -> bool:
-    """Return whether only annotations differ, or ``broken`` is no Python."""
-    try:
-        trees = ast.parse(text), ast.parse(broken)
-    except SyntaxError:
-        return True
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        node.annotation = node.returns = None
-    return ast.dump(trees[0]) == ast.dump(trees[1])
-
-
 def changed(text: str, other: str) -> str:
     """Return the lines of ``text`` that differ from those of ``other``, in one line."""
     differences = difflib.ndiff(other.splitlines(), text.splitlines(), charjunk=None)
@@ -157,30 +241,6 @@ def changed(text: str, other: str) -> str:
 def scope(text: str, line: int) -> str:
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return ".".join(node.name for node in nodes if node.lineno <= line <= node.end_lineno) or "module"
-
-
-def exit_code(copy: Path, tests: list[str], limit_s: int, *, broken: bool = False) -> int:
-    """Return the exit code of the tests, negative after a signal."""
-    process = os.fork()
-    if not process:
-        os.setsid()
-        signal.alarm(limit_s)
-        os.chdir(copy)
-        sys.path[0], sys.dont_write_bytecode = str(copy), broken
-        numba = copy / f"numba-{time.time()}" if broken else copy / "numba"  # its cache does not see inlined functions
-        os.environ |= {"CI": "1", "PYTHONPATH": str(copy), "NUMBA_CACHE_DIR": str(numba)}
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1" if broken else ""
-        for stream in range(3):
-            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-        loaded = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is
-        with contextlib.suppress(BaseException):
-            os._exit(pytest.main(["-qx", "-p", "no:cacheprovider", "-W", loaded, "--world", "sim", *tests]))
-        os._exit(3)
-    try:
-        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
-    finally:
-        os.killpg(process, signal.SIGKILL)  # also what the tests left running
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 if __name__ == "__main__":
