@@ -42,6 +42,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLED: set[str] = set()  # functions that the test has called
+HANGS_S = 900
 NOT_APPLIED = 77  # exit code: no function has other code: an annotation, or a compiled function
 hypothesis.settings.register_profile(  # as the profile ci of conftest.py, but a failure need not become small
     "mutant", max_examples=10, deadline=None, derandomize=True, database=None, phases=tuple(hypothesis.Phase)[:3]
@@ -88,21 +89,21 @@ class Runs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        modules: dict[str, Any] = {}  # of each: itself, the functions that each test calls, the seconds of its tests
+        modules: dict[str, Any] = {}  # of each: itself, its tests, the functions that each calls, seconds on a core
         for number, (name, line, make) in enumerate(self.work, 1):
             text, broken, start = (ROOT / name).read_text(), make(), time.perf_counter()
             if name not in modules:
                 module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
                 items = [item for item in session.items if item.nodeid.startswith(tuple(self.tests[name]))]
-                code, called = in_fork(items, module, counting(text), 900)
+                code, called, seconds = in_fork(items, module, counting(text), HANGS_S)
                 if code:
                     pytest.exit(f"exit code {code} without a mutant: {self.tests[name]}", 1)
-                modules[name] = module, items, called, int(time.perf_counter() - start)
+                modules[name] = module, items, called, seconds
                 start = time.perf_counter()
             module, items, called, seconds = modules[name]
             where = scope(text, line)
             able = [item for item in items if where in called[item.nodeid]]
-            code, _ = in_fork(able, module, broken, 10 + 5 * seconds)
+            code, *_ = in_fork(able, module, broken, 5 + 2 * seconds)
             block = f"{name} {where}\n- {changed(text, broken)}\n+ {changed(broken, text)}"
             verdict = {0: self.listed.get(block, "SURVIVES"), NOT_APPLIED: "not applied"}.get(code, "found")
             print(f"[{number}/{len(self.work)}] {time.perf_counter() - start:.1f} s, {verdict}\n{block}", flush=True)
@@ -112,8 +113,8 @@ class Runs:
         return True
 
 
-def in_fork(items: list[pytest.Item], module: ModuleType, text: str, limit_s: int) -> tuple[int, dict[str, list[str]]]:
-    """Run tests where ``module`` has another text. Return the exit code and the counted functions that each calls."""
+def in_fork(items: list[pytest.Item], module: ModuleType, text: str, limit_s: float) -> tuple[int, Any, float]:
+    """Run tests where ``module`` has another text. Return the exit code, the functions that each calls, the seconds."""
     with tempfile.TemporaryFile("w+") as answer:
         process, called = os.fork(), {}
         if not process:
@@ -136,15 +137,16 @@ def in_fork(items: list[pytest.Item], module: ModuleType, text: str, limit_s: in
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
         finally:
             os.killpg(process, signal.SIGKILL)  # also what the tests left running
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        _, status, usage = os.wait4(process, 0)
         answer.seek(0)
-        return code, {} if code else json.load(answer)
+        return os.waitstatus_to_exitcode(status), json.loads(answer.read() or "{}"), usage.ru_utime + usage.ru_stime
 
 
-def become(module: ModuleType, text: str, limit_s: int) -> None:
+def become(module: ModuleType, text: str, limit_s: float) -> None:
     """Leave the group and the output of the parent; give the functions of ``module`` the code in ``text``."""
     os.setsid()
-    signal.alarm(limit_s)
+    signal.alarm(HANGS_S)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)  # of a core, for endless loops
     for stream in range(3):
         os.dup2(os.open(os.devnull, os.O_RDWR), stream)
     made = {key: value for key, value in vars(module).items() if key.startswith("__")}
@@ -234,8 +236,10 @@ def mutants(text: str, operators: list[Any]) -> Iterator[tuple[int, Callable[[],
 
 def changed(text: str, other: str) -> str:
     """Return the lines of ``text`` that differ from those of ``other``, in one line."""
-    differences = difflib.ndiff(other.splitlines(), text.splitlines(), charjunk=None)
-    return " ".join(word for line in differences if line.startswith("+ ") for word in line[2:].split())
+    lines = text.splitlines()
+    matches = difflib.SequenceMatcher(None, lines, other.splitlines(), autojunk=False).get_opcodes()
+    found = [line for kind, start, stop, *_ in matches if kind != "equal" for line in lines[start:stop]]
+    return " ".join(" ".join(found).split())
 
 
 def scope(text: str, line: int) -> str:

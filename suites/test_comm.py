@@ -29,6 +29,10 @@ ON_TENSORS = [
         "tree_broadcast",
     )
 ]
+SUMS = [
+    pytest.param(name, marks=pytest.mark.verifies(name), id=name)
+    for name in ("ring_all_reduce", "ring_pass", "ring_reduce_scatter")
+]
 BROADCASTS = [
     pytest.param(name, marks=pytest.mark.verifies(name), id=name) for name in ("star_broadcast", "tree_broadcast")
 ]
@@ -180,6 +184,16 @@ def test_int16_travels_too(name, subject, world, number):
     CHECKS[name](subject, inputs, world)
 
 
+@pytest.mark.beyond_contract("return values")
+@pytest.mark.parametrize("name", ON_TENSORS)
+@pytest.mark.world_size(2)
+def test_a_parameter_stays_outside_of_autograd(name, subject):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    result = subject(parameter)
+    assert parameter.is_leaf
+    assert result is parameter or not result.requires_grad
+
+
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.parametrize("name", ON_TENSORS)
 @pytest.mark.world_size(2)
@@ -245,10 +259,10 @@ def test_a_src_outside_the_group_is_refused(name, subject, rank):
 
 
 @pytest.mark.beyond_contract("error messages")
-@pytest.mark.verifies("ring_all_reduce")
+@pytest.mark.parametrize("name", SUMS)
 @pytest.mark.world_size(2)
-def test_booleans_are_not_added(subject):
-    with pytest.raises(TypeError, match=r"ring_all_reduce adds numbers, got dtype torch.bool; call .to\(torch.int32\)"):
+def test_booleans_are_not_added(name, subject):
+    with pytest.raises(TypeError, match=rf"{name} adds numbers, got dtype torch.bool; call .to\(torch.int32\)"):
         subject(torch.ones(2, dtype=torch.bool))
 
 

@@ -35,8 +35,9 @@ def test_a_sampler_counts_as_that_of_torch(subject, num_samples, world_size, dro
         arguments = range(num_samples), world_size, rank
         mine, theirs = (kind(*arguments, drop_last=drop_last) for kind in (subject, DistributedSampler))
         assert (mine.num_samples, mine.total_size) == (theirs.num_samples, theirs.total_size)
+        assert (mine.drop_last, mine.dataset) == (theirs.drop_last, theirs.dataset)
         mine.commit(min(1, len(mine)))
-        list(mine)
+        assert {type(sample) for sample in mine} <= {int}
         assert mine.num_samples == theirs.num_samples  # of the whole epoch
         uneven = subject(*arguments, tail="uneven")
         assert (uneven.num_samples, uneven.total_size) == (len(uneven), num_samples)
@@ -91,6 +92,9 @@ def test_a_sampler_gives_the_shard_of_shard_indices(subject, num_samples, world_
 @pytest.mark.world_size(3)
 def test_rank_and_number_of_replicas_are_those_of_the_default_group(subject, rank):
     assert list(subject(range(9), shuffle=False)) == [rank, rank + 3, rank + 6]
+    assert list(subject(range(9), 3, shuffle=False)) == [rank, rank + 3, rank + 6]
+    assert list(subject(range(9), rank=0, shuffle=False)) == [0, 3, 6]
+    assert list(subject(range(1))) == [0]
 
 
 @pytest.mark.verifies("ShardSampler")
@@ -293,6 +297,40 @@ def test_a_tail_that_was_dropped_stays_dropped_on_fewer_ranks(subject):
     two = subject(range(11), 2, 0, tail="drop")
     two.load_state_dict(four.state_dict())
     assert list(two) == []  # the epoch is over, although two ranks could share three samples
+    four = subject(range(5), 4, 0, drop_last=True, tail="drop")
+    four.commit(1)
+    one = subject(range(5), 1, 0, tail="drop")
+    one.load_state_dict(four.state_dict())
+    assert list(one) == []
+
+
+@pytest.mark.if_subject_takes("tail")
+@pytest.mark.verifies("ShardSampler")
+def test_an_epoch_that_has_not_begun_is_whole_on_fewer_ranks(subject):
+    four = subject(range(3), 4, 0, shuffle=False, tail="drop")  # with no sample for any rank
+    one = subject(range(3), 1, 0, shuffle=False, tail="drop")
+    one.load_state_dict(four.state_dict())
+    assert list(one) == [0, 1, 2]
+
+
+@pytest.mark.verifies("ShardSampler")
+def test_samples_used_before_the_first_pass_are_not_in_it(subject):
+    sampler = subject(range(10), 2, 0, shuffle=False)
+    sampler.commit(3)
+    assert list(sampler) == [6, 8]
+    sampler = subject(range(10), 2, 0, shuffle=False)
+    sampler.commit(5)
+    assert list(sampler) == []
+
+
+@pytest.mark.if_subject_takes("tail")
+@pytest.mark.verifies("ShardSampler")
+def test_a_shorter_share_that_is_used_up_without_a_loop_ends_the_epoch(subject):
+    sampler = subject(range(11), 4, 3, tail="uneven")
+    sampler.commit(2)
+    one = subject(range(11), 1, 0, tail="uneven")
+    one.load_state_dict(sampler.state_dict())
+    assert list(one) == []
 
 
 @pytest.mark.verifies("ShardSampler")
@@ -353,6 +391,7 @@ def test_a_batch_that_is_committed_twice_is_refused(subject):
         ({"shuffle": 0}, "has shuffle=1, the state was saved with shuffle=0"),
         ({"version": 2}, "has version=1, the state was saved with version=2"),
         ({"position": 11}, "position 11, expected an epoch from 0 and a position in 0 to 10"),
+        ({"position": -1}, "position -1, expected"),
         ({"epoch": -1}, "a state with epoch -1"),
         ({"position": 1.5}, "a state whose 'position' is 1.5, expected a whole number"),
         ({"position": None}, "a state without 'position'; pass what"),
