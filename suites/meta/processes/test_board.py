@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.errors import CollectiveMismatch, Deadlock, PeerFailed
 from pdlcheck.operations.signature import Name
 from pdlcheck.operations.table import METHODS
 from pdlcheck.worlds.observe import Operation, Signature
@@ -25,7 +25,8 @@ from pdlcheck.worlds.outcome import Returned
 from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller.arbiter import Arbiter
 from pdlcheck.worlds.processes.controller.collect import Collector
-from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, Board, digest_of, place_of, shared_file
+from pdlcheck.worlds.processes.exchange.agreement import ABSENT, ASKS, GOES, POSTED
+from pdlcheck.worlds.processes.exchange.board import Board, digest_of, place_of, shared_file
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
 from pdlcheck.worlds.processes.exchange.messages import (
     Aftermath,
@@ -36,6 +37,8 @@ from pdlcheck.worlds.processes.exchange.messages import (
     Halted,
     LogHalfFull,
     Posted,
+    Refuse,
+    StopMatching,
 )
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
@@ -308,7 +311,7 @@ def test_the_controller_keeps_what_may_still_be_asked_about_and_nothing_else():
     referee.forget(0, 90)
     assert referee.asks(1, 5) == [(0, Grant(5)), (1, Grant(5))], "rank 1 may have been left with it"
     referee.forget(1, 100)
-    assert len(referee._granted) == 10
+    assert len(referee._stages) == len(referee._matched) == 10
     assert referee.asks(0, 95) == [(0, Grant(95)), (1, Grant(95))]
     assert referee.asks(0, 89) == []
 
@@ -345,6 +348,21 @@ def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
     sender.begin(2)
     sender.post(Operation(message("send", 0, 1), (), METHODS["send"], ()), None)
     assert len(said) == 2, "that was an earlier call"
+
+
+def test_an_operation_that_is_refused_while_it_is_posted_stays_off_the_board(board):
+    """Another rank that saw it there would launch it, and wait for this rank for ever."""
+
+    def send(report):
+        assert isinstance(report, StopMatching)
+        announcer.handle(Refuse(1, PeerFailed("another rank failed")))  # as the control thread may do at this moment
+
+    announcer = OperationCoordinator(0, 2, send, board)
+    announcer.begin(1)
+    announcer._thread = -1  # so that it sends a message between logging and posting
+    work = announcer.post(Operation(collective(0), (), "all_reduce", ()), None)
+    assert work.is_decided
+    assert board.states([0], work.meeting.digest) == [ABSENT]
 
 
 class Launches:
@@ -391,6 +409,15 @@ def differs_after_many() -> None:
 def test_a_mismatch_after_many_operations_that_nobody_asked_for(processes):
     with pytest.raises(CollectiveMismatch, match="differ in the shape"):
         processes.run(differs_after_many, world_size=2)
+
+
+def differ_and_never_wait() -> None:
+    dist.all_reduce(torch.ones(1 + dist.get_rank()), async_op=True)
+
+
+def test_a_mismatch_of_operations_that_no_rank_waits_for(processes):
+    with pytest.raises(CollectiveMismatch, match="differ in the shape"):
+        processes.run(differ_and_never_wait, world_size=2)
 
 
 def pending_and_urgent(rank: int) -> list[float]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from pdlcheck.worlds.observe import Callers, Matcher, Signature, deadlock
+from pdlcheck.worlds.processes.exchange.agreement import ON_CONTROLLER, Notice, Stage, Verb, may_grant
 from pdlcheck.worlds.processes.exchange.messages import Grant
 
 __all__ = ["Arbiter"]
+
+_Grants = Sequence[tuple[int, Grant]]  # of all ranks of an operation
 
 
 class Arbiter:
@@ -16,6 +19,8 @@ class Arbiter:
 
     A rank waits when its only communicating thread waits. If every rank that has not ended waits for an operation that
     is not granted, no message can arrive that would grant one. This is a deadlock, found exactly.
+
+    ``agreement.py`` says which operations are granted, and when.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -25,11 +30,12 @@ class Arbiter:
         self._waiting: dict[int, Signature] = {}
         self._last: dict[int, Signature] = {}
         self._callers = Callers()
-        self._asked: set[tuple[int, int]] = set()
-        self._granted: dict[tuple[int, int], list[tuple[int, Grant]]] = {}  # matched; no rank has asked for them
+        self._stages: dict[tuple[int, int], Stage] = {}  # those that a rank may still ask about
+        self._matched: dict[tuple[int, int], _Grants] = {}
         self._ended: set[int] = set()
         self._unwatched = False
         self.has_open_mismatch = False  # ranks mismatch, and other ranks may still add information
+        self.is_torn = False  # an operation was granted to all of its ranks, and one of them has withdrawn it
 
     def saw(self, rank: int, signature: Any) -> None:
         """Record a posted operation for reports."""
@@ -37,7 +43,7 @@ class Arbiter:
             self._last[rank] = signature
             self._callers.note(signature)
 
-    def posted(self, rank: int, operation: int, signature: Any) -> list[tuple[int, Grant]]:
+    def posted(self, rank: int, operation: int, signature: Any) -> _Grants:
         """Take an announcement; return the grants that it completes, if one of their ranks has asked.
 
         Raises:
@@ -45,39 +51,44 @@ class Arbiter:
                 theirs.
         """
         self._waiting.pop(rank, None)
+        self._take((rank, operation), Notice.ANNOUNCE)
         self._open[rank, operation] = signature
         match = self._matcher.post(signature, (rank, operation))
         if match is None:
             self.has_open_mismatch = self.has_open_mismatch or self._matcher.is_mismatched(signature)
             return []
         source = match.signatures[0].rank if signature.is_p2p else -1
-        grants = []
         keys = cast("Sequence[tuple[int, int]]", match.keys)
-        for member, number in keys:
-            granted = self._open.pop((member, number))
-            if self._waiting.get(member) is granted:
-                del self._waiting[member]
-            grants.append((member, Grant(number, source)))
-        if not self._asked.isdisjoint(keys):
-            return grants
-        self._granted |= dict.fromkeys(keys, grants)
+        for key in keys:
+            matched = self._open.pop(key)
+            if self._waiting.get(key[0]) is matched:
+                del self._waiting[key[0]]
+        grants = [(member, Grant(number, source)) for member, number in keys]
+        if Stage.REQUESTED in self._stages_of(grants) and (granted := self._grant(grants)):
+            return granted
+        for key in keys:
+            self._take(key, Notice.MATCH)
+        self._matched |= dict.fromkeys(keys, grants)
         return []
 
-    def asks(self, rank: int, operation: int) -> list[tuple[int, Grant]]:
+    def asks(self, rank: int, operation: int) -> _Grants:
         """Record that a rank goes on with an operation when it is granted; return the grants of all ranks if it is.
 
         Some of the ranks may do something else, and not check whether the operation goes.
         """
-        self._asked.add((rank, operation))
-        pending = self._granted.get((rank, operation), [])
-        grants = list(pending)
-        pending.clear()
-        return grants
+        if self._take((rank, operation), Notice.REQUEST) is Verb.GRANT_ALL:
+            return self._grant(self._matched[rank, operation])
+        return []
+
+    def withdrew(self, rank: int, operations: Iterable[int]) -> None:
+        """Record that a rank has ended and never launches these operations; they are not granted any more."""
+        for operation in operations:
+            self.is_torn |= self._take((rank, operation), Notice.WITHDRAW) is Verb.TEAR
 
     def forget(self, rank: int, below: int) -> None:
         """Forget the operations of this rank below a number, because no rank will ask about them."""
-        self._granted = {key: grants for key, grants in self._granted.items() if key[0] != rank or key[1] >= below}
-        self._asked = {key for key in self._asked if key[0] != rank or key[1] >= below}
+        self._stages = {key: stage for key, stage in self._stages.items() if key[0] != rank or key[1] >= below}
+        self._matched = {key: grants for key, grants in self._matched.items() if key[0] != rank or key[1] >= below}
 
     def waits(self, rank: int, operation: int) -> None:
         """Record that a rank waits.
@@ -128,6 +139,25 @@ class Arbiter:
         """
         if error := self._matcher.verdict():
             raise error
+
+    def _grant(self, grants: _Grants) -> _Grants:
+        """Grant an operation to all of its ranks, and return the grants; return none if it may not be granted."""
+        if not may_grant(self._stages_of(grants)):
+            return []
+        return [
+            (member, grant)
+            for member, grant in grants
+            if self._take((member, grant.operation), Notice.GRANT) is Verb.SEND
+        ]
+
+    def _stages_of(self, grants: _Grants) -> list[Stage]:
+        return [self._stages.get((member, grant.operation), Stage.UNKNOWN) for member, grant in grants]
+
+    def _take(self, key: tuple[int, int], notice: Notice) -> Verb:
+        ruling = ON_CONTROLLER[self._stages.get(key, Stage.UNKNOWN), notice]
+        if key in self._stages or notice not in (Notice.MATCH, Notice.GRANT):  # else it was forgotten
+            self._stages[key] = ruling.stage
+        return ruling.verb
 
     def _check(self) -> None:
         live = self._world_size - len(self._ended)

@@ -89,8 +89,6 @@ class Collector:
         self._until = time.monotonic() + timeout_s
         self._after: dict[int, Aftermath] = {}
         self._heard: dict[int, bytes] = {}
-        self._granted: set[tuple[int, int]] = set()  # (rank, operation)
-        self._withdrawn: set[tuple[int, int]] = set()  # by ranks that have ended
         self._told: dict[int, OwnTime] = {}  # since the last message of a rank that was told to stop
         self._hesitating: dict[int, OwnTime] | None = None  # since a mismatch was found
 
@@ -129,7 +127,7 @@ class Collector:
         after = list(self._after.values())
         return (
             len(after) == len(self._members)
-            and self._granted.isdisjoint(self._withdrawn)
+            and not (self._referee is not None and self._referee.is_torn)
             and not (self._refusing and any(left.left_open for left in after))
             and all(left.default_group for left in after)
             and len({left.groups_made for left in after}) == 1
@@ -166,7 +164,8 @@ class Collector:
         after = getattr(report, "after", None)
         if after is not None:
             self._after[rank] = after
-            self._withdrawn.update((rank, operation) for operation in after.withdrawn)
+            if self._referee is not None:
+                self._referee.withdrew(rank, after.withdrawn)
         if isinstance(report, Failed | Died):
             self._catch_up([rank])
         match report:
@@ -229,12 +228,8 @@ class Collector:
             self._judge(lambda referee: self._grant(referee.posted(rank, operation, signature)))
 
     def _grant(self, grants: Sequence[tuple[int, Grant]]) -> None:
-        """Grant an operation on all its ranks, or on none."""
-        keys = {(rank, grant.operation) for rank, grant in grants}
-        if self._withdrawn.isdisjoint(keys):
-            self._granted |= keys
-            for rank, grant in grants:
-                self._members[rank].send(grant)
+        for rank, grant in grants:
+            self._members[rank].send(grant)
 
     def _returned(self, rank: int, payload: bytes) -> None:
         try:
@@ -247,7 +242,8 @@ class Collector:
             self._raised(rank, trouble)
             return
         self._end(rank, Returned(rank, value))
-        if self._referee is not None and self._referee.has_open:
+        # An operation that its rank has left open may mismatch, although no rank has waited for it.
+        if self._referee is not None and (self._referee.has_open or self._after[rank].left_open):
             self._catch_up(list(self._outcomes))
         self._judge(lambda referee: referee.ended(rank))
 

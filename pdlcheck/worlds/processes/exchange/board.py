@@ -5,8 +5,8 @@ controller costs a round trip. The controller reads the operations later. It jud
 not come.
 
 Each rank has a row of words, one word for each operation: a digest of the call and, in the lowest bits, the rank's
-progress. Each rank also has a log of its operations, a ring that the controller empties. A rank writes only its own row
-and log. The controller writes only how far it has read.
+progress (see ``agreement.py``). Each rank also has a log of its operations, a ring that the controller empties. A rank
+writes only its own row and log. The controller writes only how far it has read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
+from pdlcheck.worlds.processes.exchange.agreement import ABSENT, GOES
 from pdlcheck.worlds.processes.exchange.anonymous_file import anonymous_file
 
-__all__ = ["ABSENT", "ASKS", "GOES", "POSTED", "WAITS", "Board", "SpoiledBoard", "digest_of", "place_of", "shared_file"]
+__all__ = ["Board", "SpoiledBoard", "digest_of", "place_of", "shared_file"]
 
-ABSENT = 0  # not posted yet, or withdrawn
-POSTED = 1  # posted, while the rank does something else
-WAITS = 2  # posted, and the rank looks for the others
-ASKS = 3  # posted, and the rank has asked the controller
-GOES = 4  # the rank has seen that all others have posted it
-_STATE = 7
+_STATE = 7  # the bits of a word in which a rank writes its progress
 _CALLS = 0xFF << 3  # the bits of a digest that identify its call
 _WORD = 8
 _WORDS = 1 << 16  # words in a row; rarely, a newer operation takes the word of an older one

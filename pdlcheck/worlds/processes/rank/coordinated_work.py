@@ -16,6 +16,7 @@ from pdlcheck.compat.torch.autograd import graph_task_id
 from pdlcheck.errors import PeerFailed
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
+from pdlcheck.worlds.processes.exchange.agreement import State
 from pdlcheck.worlds.processes.exchange.meeting import Meeting
 from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.on_stream import OnStream
@@ -38,12 +39,12 @@ class AnnouncedWork(WatchedWork):
     def __init__(self, announcer: OperationCoordinator, number: int, operation: Operation, real: Any) -> None:
         super().__init__(operation)
         self.number = number
+        self.state = State.NEW
         self.meeting: Meeting | None = None
-        self.asked = False  # True: the controller decides when it is launched
+        self.meets = False  # the operation has a word on the board
         self.granted: int | None = None  # the source in the controller's grant; see `grant`
         self.way = _way(operation.signature, -1)  # operations with the same way are launched in posting order
         self.way_of_anybody = self.way if operation.signature.op != "recv" else (*self.way[:2], -1, *self.way[3:])
-        self.was_left = False  # True: when it was launched, another rank was busy with something else
         self.is_decided = False  # it was launched, or it never will be
         self._announcer = announcer
         self._group = real
@@ -55,6 +56,21 @@ class AnnouncedWork(WatchedWork):
         self._resolver = 0  # the thread that runs the user's callbacks; the operation is complete for it
 
     # -- for the announcer -------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> bool:
+        """Return whether the controller decides when the operation is launched."""
+        return self.state is State.ASKED
+
+    @property
+    def was_left(self) -> bool:
+        """Return whether another rank was busy with something else when this one launched the operation."""
+        return self.state is State.LEFT
+
+    def meet(self, meeting: Meeting | None) -> None:
+        """Record the operation's place on the board."""
+        self.meeting = meeting
+        self.meets = meeting is not None and bool(meeting.digest)
 
     def grant(self, source: int) -> None:
         """Record the controller's grant; ``source`` is the global rank that sends the message, or -1."""

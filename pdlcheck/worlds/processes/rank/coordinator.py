@@ -6,6 +6,8 @@ Ranks of one machine read on the board that all peers have posted matching opera
 controller. A rank looks at the board when it posts an operation, and while it waits for one. If a peer is still missing
 after a while, the rank asks the controller, and notes this on the board. Then the controller grants the operation on
 every rank, also on a rank that is busy with something else.
+
+``agreement.py`` says when an operation goes. This file has the threads, the locks and the time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from time import sleep
 from typing import Any
@@ -22,7 +23,8 @@ import torch.distributed as dist
 
 from pdlcheck.operations.new_group import MEET
 from pdlcheck.worlds.observe import Operation, Signature, refuse, validate_for_gloo
-from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, WAITS, Board
+from pdlcheck.worlds.processes.exchange.agreement import Effect, Event
+from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
 from pdlcheck.worlds.processes.exchange.messages import (
     Asks,
@@ -36,6 +38,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
 )
 from pdlcheck.worlds.processes.rank.coordinated_work import AnnouncedWork, own_error
 from pdlcheck.worlds.processes.rank.ending import note_error
+from pdlcheck.worlds.processes.rank.operation_states import OperationStates
 from pdlcheck.worlds.processes.rank.reminders import Reminders
 
 __all__ = ["GroupEngine", "OperationCoordinator"]
@@ -63,20 +66,18 @@ class OperationCoordinator:
         self.is_beginning = False  # the default group of the call is being made
         self.withdrawn: list[int] = []  # never launched here, although the controller may have granted them
         self.rank, self.world_size = rank, world_size
-        self._board = board
+        self._states = OperationStates(rank, board)
         self.reminders = Reminders()
         self._meetings = Meetings(0)
         self._numbers = itertools.count(1)
         self._halves = 0  # number of filled log halves that were reported to the controller
         self._open: dict[int, AnnouncedWork] = {}  # not launched yet, in posting order
-        self._shown: dict[int, AnnouncedWork] = {}  # the open operations on the board, by digest
-        self._in_doubt: deque[AnnouncedWork] = deque()  # operations to ask the controller about
         self._launched: list[AnnouncedWork] = []  # kept alive until the data has moved, even if the user drops them
         self._look_through = 0  # with more launched operations than this, release the complete ones
         self._refusal: Exception | None = None
         self._refused_call = 0
         self._thread = 0
-        self._launching = threading.Lock()  # a thread that needs both locks takes this one first
+        self._launching = threading.Lock()  # held around each step; a thread that needs both locks takes this one first
         self._lock = threading.Lock()
 
     def begin(self, call: int) -> None:
@@ -90,12 +91,9 @@ class OperationCoordinator:
             self.withdrawn.clear()
             self._meetings = Meetings(call)
             self._open.clear()
-            self._shown.clear()
-            self._in_doubt.clear()
             self._launched.clear()
             self._thread = self._halves = self._look_through = 0
-            if self._board is not None:
-                self._board.clear(self.rank, call)
+            self._states.begin(call)
             if self._refused_call != call:  # equal if another rank failed before this one began
                 self._refusal = None
 
@@ -140,28 +138,29 @@ class OperationCoordinator:
                 raise own_error(self._refusal, operation)
             self._open[work.number] = work
             meeting = self._meetings.of(operation.signature)  # call it in any case, because it counts messages
-            halves = self._log(work.number, operation.signature)
+            halves = self._states.log(work.number, operation.signature)
             if halves is None:
-                work.asked = True
+                reports = self._states.take(work, Event.ANNOUNCE) is Effect.REPORT
             else:
-                work.meeting = meeting
-                if meeting is not None and meeting.digest:
-                    self._shown[meeting.digest] = work
+                reports = False
+                work.meet(meeting)
+                self._states.show(work)
                 is_half_full, self._halves = halves > self._halves, halves
-            if meeting is None and operation.signature.is_p2p and self._board is not None:
-                self._board.open_to_all(self.rank)
+            if meeting is None and operation.signature.is_p2p:
+                self._states.open_to_all()
         if thread != self._thread:
             if self._thread:
                 self.send(StopMatching(self.call))
             self._thread = thread
         if is_half_full:
             self.send(LogHalfFull(self.call, self._begun()))
-        if work.meeting is not None and work.meeting.digest and self._can_meet(operation.signature):
-            self._say(work, POSTED if operation.is_async else WAITS)
+        if work.meets and self._states.can_meet(operation.signature):
+            with self._launching:
+                self._states.take(work, Event.POST if operation.is_async else Event.POST_AND_WAIT)
             self.advance(at_most=_AT_ONCE)
             return work
         self.ask(work)
-        if halves is None:
+        if reports:
             self.send(Posted(self.call, work.number, operation.signature))
         return work
 
@@ -190,9 +189,10 @@ class OperationCoordinator:
                     others = itertools.islice(self._open.values(), at_most, None)
                     waiting += [work for work in others if work.way_of_anybody == around.way_of_anybody]
             for work in waiting:
-                if work.way in held or work.way_of_anybody in held or not self._may_go(work):
+                if work.way in held or work.way_of_anybody in held or not self._states.may_go(work):
                     held.add(work.way)
-                elif self._launch(work):
+                else:
+                    self._launch(work)
                     launched.append(work)
         for work in launched:
             if elsewhere:
@@ -201,13 +201,17 @@ class OperationCoordinator:
                 work.settle()
         if not elsewhere:
             self._resolve_doubts()
-        elif self._in_doubt:
-            threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
+        elif self._states.in_doubt:
+            self._resolve_doubts_elsewhere()
 
     def abandon(self, work: AnnouncedWork) -> bool:
         """Launch a message although the other rank has not come; return False if it is no longer open."""
         with self._launching:
-            return self._launch(work)
+            if work.number not in self._open:
+                return False
+            self._states.take(work, Event.ABANDON)
+            self._launch(work)
+            return True
 
     def look(self, work: AnnouncedWork, seconds: float) -> bool:
         """Look for some time whether an operation may be launched, and return whether it is decided.
@@ -216,11 +220,11 @@ class OperationCoordinator:
             work: the operation; if only the controller can decide about it, return False at once.
             seconds: how long to look.
         """
-        if work.meeting is None or not work.meeting.digest or work.asked:
+        if not work.meets or work.asked:
             return False
         with self._launching:
-            if not work.is_decided:
-                self._say(work, WAITS)
+            if work.number in self._open:
+                self._states.take(work, Event.WAIT)
         for _ in _looks(seconds):
             self.advance(work)
             if work.is_decided or work.asked:
@@ -236,8 +240,8 @@ class OperationCoordinator:
         """
         for older in list(self._open.values()):  # the controller grants a channel's operations in the order of requests
             if older.number < work.number and not older.asked and older.way_of_anybody == work.way_of_anybody:
-                self._ask(older, waits=False)
-        self._ask(work, waits)
+                self._ask(older, Event.ASK)
+        self._ask(work, Event.ASK_AND_WAIT if waits else Event.ASK)
 
     def await_others(self, work: AnnouncedWork, seconds: float) -> None:
         """Wait for ranks that are busy with something else to launch the operation too.
@@ -245,23 +249,28 @@ class OperationCoordinator:
         If they have not done so after ``seconds``, ask the controller to grant the operation there.
         """
         for _ in _looks(seconds):
-            if POSTED not in self._states(work):
+            if not self._states.others_are_busy(work):
                 break
             self.advance()
         self.tell_others(work)
 
     def tell_others(self, work: AnnouncedWork) -> None:
         """Ask the controller to grant the operation on ranks that are busy with something else, if there are any."""
-        if work.was_left and POSTED in self._states(work):
-            self.send(Asks(self.call, work.number, waits=False))
-        work.was_left = False
+        if work.was_left:
+            with self._launching:
+                sends = work.was_left and self._states.tell(work)
+            if sends:
+                self.send(Asks(self.call, work.number, waits=False))
 
     def handle(self, message: Command) -> None:
         """Handle a message of the controller; runs in the control thread."""
         if isinstance(message, Grant):
-            work = self._open.get(message.operation)
+            with self._launching:
+                work = self._open.get(message.operation)
+                if work is not None:
+                    work.grant(message.source)
+                    self._states.take(work, Event.GRANT)
             if work is not None:
-                work.grant(message.source)
                 self.advance(work, at_most=0, elsewhere=True)
         elif isinstance(message, Refuse):
             if message.call == self.call:
@@ -286,94 +295,38 @@ class OperationCoordinator:
             self._launched = [launched for launched in self._launched if launched.number not in moved]
             self._look_through = 2 * len(self._launched)
 
-    def _log(self, number: int, signature: Signature) -> int | None:
-        return self._board.log(self.rank, (number, signature)) if self._board is not None else None
-
     def _begun(self) -> int:
         """Return the number of the first operation about which this rank may still have to ask; 0 if there is none."""
         with self._lock:
             asking = [*self._open, *(work.number for work in self._launched if work.was_left)]
         return min(asking, default=0)
 
-    def _can_meet(self, signature: Signature) -> bool:
-        """Return whether the rank at the other end of a message looks at the board; True for a collective."""
-        return signature.peer < 0 or self._board is None or not self._board.is_open_to_all(signature.peer)
-
-    def _say(self, work: AnnouncedWork, state: int) -> None:
-        if work.meeting is not None and work.meeting.digest:
-            self._write(work.meeting.digest, state)
-
-    def _write(self, digest: int, state: int) -> None:
-        if self._board is not None:
-            hidden = self._shown.get(self._board.say(self.rank, digest, state))
-            if hidden is not None:  # a rank that saw it before may wait, and assume that this rank launches it
-                self._in_doubt.append(hidden)
-
     def _resolve_doubts(self) -> None:
         while True:
             try:
-                work = self._in_doubt.popleft()
+                work = self._states.in_doubt.popleft()
             except IndexError:  # none is left, or another thread has taken the last one
                 return
-            self._ask(work, waits=False)
+            self._ask(work, Event.ASK)
 
-    def _states(self, work: AnnouncedWork) -> list[int]:
-        assert work.meeting is not None
-        assert self._board is not None
-        return self._board.states(work.meeting.others, work.meeting.digest)
+    def _resolve_doubts_elsewhere(self) -> None:
+        threading.Thread(target=self._resolve_doubts, name="pdlcheck doubts", daemon=True).start()
 
-    def _others_ask(self, work: AnnouncedWork) -> bool:
-        """Return whether another rank asks the controller at this place, also about a different operation."""
-        assert work.meeting is not None
-        assert self._board is not None
-        return ASKS in self._board.states(work.meeting.others, work.meeting.place)
-
-    def _ask(self, work: AnnouncedWork, waits: bool) -> None:
+    def _ask(self, work: AnnouncedWork, event: Event) -> None:
         with self._launching, self._lock:
-            if work.number not in self._open or (work.asked and not waits):
+            if work.number not in self._open:
                 return
-            work.asked = True
-            self._say(work, ASKS)
-            if work.meeting is not None:
-                self._write(work.meeting.place, ASKS)
-        self.send(Asks(self.call, work.number, waits))
-        self._resolve_doubts()
+            effect = self._states.ask(work, event)
+        if effect is not Effect.NOTHING:
+            self.send(Asks(self.call, work.number, waits=effect is Effect.REQUEST_AND_WAIT))
+            self._resolve_doubts()
 
-    def _may_go(self, work: AnnouncedWork) -> bool:
-        if work.granted is not None:
-            return True
-        if work.meeting is None or not work.meeting.digest:
-            return False
-        states = self._states(work)
-        if work.asked:
-            if GOES not in states:  # a rank that goes has read this one's word just before this one asked
-                return False
-        elif ABSENT in states or ASKS in states:
-            if self._others_ask(work):
-                self._in_doubt.append(work)
-            return False
-        self._say(work, GOES)
-        again = self._states(work)
-        work.was_left = POSTED in again
-        if ABSENT not in again:
-            return True
-        # Another rank has withdrawn the operation meanwhile, and will see that this one goes. Or another operation has
-        # replaced its word on the board, and that rank assumes that this one goes.
-        self._in_doubt.append(work)
-        return False
-
-    def _launch(self, work: AnnouncedWork) -> bool:
+    def _launch(self, work: AnnouncedWork) -> None:
         with self._lock:
-            if self._open.pop(work.number, None) is None:
-                return False
-            self._forget(work)
+            del self._open[work.number]
+            self._states.hide(work)
             self._launched.append(work)
         work.launch()
-        return True
-
-    def _forget(self, work: AnnouncedWork) -> None:
-        if work.meeting is not None:
-            self._shown.pop(work.meeting.digest, None)
 
     def _withdraw(self, work: AnnouncedWork) -> None:
         """Record that this rank will never launch an operation.
@@ -384,13 +337,9 @@ class OperationCoordinator:
             if self._open.pop(work.number, None) is None:
                 return
             self.withdrawn.append(work.number)
-            if work.meeting is None or not work.meeting.digest:
-                return
-            self._forget(work)
-        self._say(work, ABSENT)
-        assert self._board is not None
-        if self._board.may_have_gone(work.meeting.others, work.meeting.digest):
-            self.is_torn = True
+            self._states.hide(work)
+            if self._states.withdraw(work):
+                self.is_torn = True
 
 
 def _looks(seconds: float) -> Iterator[None]:
