@@ -255,13 +255,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """Let the world keep the limit of pytest-timeout, whose hook this is, for a test on rank processes."""
-    from pdlcheck.harness.running.time_limits import GRACE_S, take_over
+    from pdlcheck.harness.running.time_limits import take_over
+    from pdlcheck.worlds.time_budgets import TIMEOUT_MARGIN_S
 
     if not take_over(item, settings.timeout):
         return None
     if cases.case_of(item) is None:  # its body runs in this process and may hang outside of the ranks
         timers = item.config.pluginmanager.getplugin("timeout")
-        timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + GRACE_S))
+        timers.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + TIMEOUT_MARGIN_S))
     return True
 
 

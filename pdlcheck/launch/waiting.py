@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pdlcheck.worlds.time_budgets import NOTICE_PAUSE_S
+
 __all__ = ["CURE", "reported"]
 
-_MOST_S = 60.0
 CURE = "to run on this machine alone, unset the launcher's variables, such as RANK, or: pytest --pdl-launch=ignore"
 
 
@@ -39,4 +40,4 @@ def _report(waits: Callable[[], str], since: float, done: threading.Event, pause
             file=sys.__stderr__,
             flush=True,
         )
-        pause = min(2 * pause, _MOST_S)
+        pause = min(2 * pause, NOTICE_PAUSE_S)

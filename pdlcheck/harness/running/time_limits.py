@@ -14,12 +14,11 @@ import pytest
 
 from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.running.item_runner import runner_of
+from pdlcheck.worlds.time_budgets import LEAST_LIMIT_S
 
-__all__ = ["GRACE_S", "deadline", "not_counted", "read_marker", "seconds_left", "take_over"]
+__all__ = ["deadline", "not_counted", "read_marker", "seconds_left", "take_over"]
 
 _until = pytest.StashKey[float]()
-_AT_LEAST_S = 0.1
-GRACE_S = 2.0  # time for a world to collect the stacks of its ranks
 
 
 def take_over(item: pytest.Item, timeout_s: float) -> bool:
@@ -70,4 +69,4 @@ def seconds_left(item: pytest.Item) -> float | None:
     """Return the seconds left for the next phase of the item; None if only the world's own limit applies."""
     if _until not in item.stash:
         return None
-    return max(round(item.stash[_until] - time.monotonic(), 1), _AT_LEAST_S)
+    return max(round(item.stash[_until] - time.monotonic(), 1), LEAST_LIMIT_S)

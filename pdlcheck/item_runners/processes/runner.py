@@ -14,6 +14,7 @@ from pdlcheck.harness.running.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import read_marker, seconds_left
 from pdlcheck.item_runners.launched import session as launched
 from pdlcheck.worlds.backends import BACKENDS
+from pdlcheck.worlds.time_budgets import TIMED_LIMIT_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
@@ -32,8 +33,6 @@ __all__ = [
     "timed_options",
     "with_faults",
 ]
-
-_TIMED_LIMIT_S = 600.0  # for a call whose ranks are timed
 
 
 def load() -> None:
@@ -54,7 +53,7 @@ def options(config: pytest.Config, name: str) -> Mapping[str, Any]:
 
 def timed_options() -> Mapping[str, Any]:
     """Return the options of ranks that are measured: their operations are not watched, and a call may take long."""
-    return {"watch": False, "take_turns": True, "timeout_s": _TIMED_LIMIT_S}
+    return {"watch": False, "take_turns": True, "timeout_s": TIMED_LIMIT_S}
 
 
 def adapt() -> None:

@@ -13,6 +13,7 @@ from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
 from pdlcheck.harness.collection.markers import semantics_of
 from pdlcheck.harness.running.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import deadline, read_marker
+from pdlcheck.worlds.time_budgets import LIMIT_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World
@@ -31,8 +32,6 @@ __all__ = [
     "timed_options",
     "with_faults",
 ]
-
-_LIMIT_S = 60.0  # for one call, the same as on processes
 
 
 def load() -> None:
@@ -57,7 +56,7 @@ def options(config: pytest.Config, name: str) -> Mapping[str, Any]:
     return schedule | {
         "timeline": config.getoption("--pdl-timeline") is not None,
         "own_globals": config.getini("pdlcheck_own_globals"),
-        "timeout_s": _LIMIT_S if config.getoption("--pdl-rank-pdb") is None else None,
+        "timeout_s": LIMIT_S if config.getoption("--pdl-rank-pdb") is None else None,
     }
 
 

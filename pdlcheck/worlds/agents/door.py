@@ -19,9 +19,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
 
+from pdlcheck.worlds.time_budgets import HELLO_S
+
 __all__ = ["Door", "enter"]
 
-_HELLO_S = 20.0
 _AT_THE_DOOR = 64  # connections that have not proved the key yet; ranks do so in milliseconds
 
 
@@ -115,7 +116,7 @@ def enter(host: str, port: int, key: bytes) -> Connection[Any, Any]:
         AuthenticationError: the process that listens there does not have the key.
         EOFError, OSError: no process listens there, or it does not accept this one.
     """
-    connected = socket.create_connection((host, port), timeout=_HELLO_S)
+    connected = socket.create_connection((host, port), timeout=HELLO_S)
     return _greeted(connected, _key_here(key, host, port), answer_challenge, deliver_challenge)
 
 
@@ -133,7 +134,7 @@ def _greeted(
     connection: Connection[Any, Any] = Connection(os.dup(connected.fileno()))
     with connected:
         try:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_S), 0))
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(HELLO_S), 0))
             for step in steps:
                 step(connection, key)
         except (AssertionError, ValueError) as error:  # Python's errors for a message that is not a challenge

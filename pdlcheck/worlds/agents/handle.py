@@ -26,11 +26,10 @@ from pdlcheck.worlds.agents.messages import (
     Written,
 )
 from pdlcheck.worlds.processes.controller.exits import FORKER
+from pdlcheck.worlds.time_budgets import LAUNCHED_ANSWER_S, SERVER_ANSWER_S
 
 __all__ = ["Agent", "AgentProcess", "require_same_software"]
 
-_ANSWER_S = 10.0
-_START_S = 120.0  # its fork server may have to import much from a slow disk before it forks
 _Answer = TypeVar("_Answer", Stopped, WaitedForCores, Written)
 
 
@@ -86,7 +85,7 @@ class Agent:
         self, accept: Callable[[float, Connection[Any, Any]], Connection[Any, Any]]
     ) -> tuple[Connection[Any, Any], Connection[Any, Any]]:
         links: dict[bool, Connection[Any, Any]] = {}
-        until = time.monotonic() + _ANSWER_S
+        until = time.monotonic() + LAUNCHED_ANSWER_S
         while len(links) < 2:
             connection = accept(until, self.control)
             link = connection.recv()
@@ -129,7 +128,7 @@ class AgentProcess:
     def started(self) -> int:
         """Wait until the process exists; return its pid."""
         if not self._pid:
-            message = self._receive(_START_S)
+            message = self._receive(SERVER_ANSWER_S)
             if not isinstance(message, Started) or message.pid < 0:
                 trouble = getattr(message, "trouble", "") or "its agent does not answer"
                 raise WorldUnavailable(f"a rank could not be started: {trouble}", world="launched", cure="launch again")
@@ -193,7 +192,7 @@ class AgentProcess:
             raise self._agent.lost()
         if not self._ask(request):
             return None
-        while (message := self._receive(_ANSWER_S)) is not None:
+        while (message := self._receive(LAUNCHED_ANSWER_S)) is not None:
             if isinstance(message, kind):
                 return message
         if self.exitcode is not None:

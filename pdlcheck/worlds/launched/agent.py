@@ -17,12 +17,11 @@ from pdlcheck.worlds.agents.interfaces import interface_of
 from pdlcheck.worlds.agents.messages import Absent, Hello
 from pdlcheck.worlds.launched.meeting import reach
 from pdlcheck.worlds.processes.controller import forkserver
+from pdlcheck.worlds.time_budgets import GOODBYE_S, LAUNCHED_INTERRUPT_S
 
 __all__ = ["excuse", "serve", "variables"]
 
-_GOODBYE_S = 60.0
 _INTERRUPTED = 2  # the exit code of pytest
-_INTERRUPTED_S = 5.0
 
 
 def serve(launch: Launch) -> int:
@@ -33,7 +32,7 @@ def serve(launch: Launch) -> int:
     os.environ[INSIDE] = "1"
     forkserver.retain(launch)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, lambda *_: signal.setitimer(signal.ITIMER_REAL, _INTERRUPTED_S) and None)
+    signal.signal(signal.SIGINT, lambda *_: signal.setitimer(signal.ITIMER_REAL, LAUNCHED_INTERRUPT_S) and None)
     connections = reach(launch)
     control = next(connections)
     try:
@@ -43,7 +42,7 @@ def serve(launch: Launch) -> int:
         )
         exitcode = fork_ranks(launch.rank, control, connections, lambda: forkserver.retain(launch))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        control.poll(_GOODBYE_S)  # wait until rank 0 has ended: launchers end it if another process fails first
+        control.poll(GOODBYE_S)  # wait until rank 0 has ended: launchers end it if another process fails first
         return exitcode
     except (EOFError, OSError) as error:
         print(f"pdlcheck: rank {launch.rank} ends, as rank 0 has gone ({error!r})", file=sys.stderr, flush=True)

@@ -26,12 +26,11 @@ from pdlcheck.launch.waiting import reported
 from pdlcheck.worlds.agents.door import Door, enter
 from pdlcheck.worlds.agents.interfaces import outward_address
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
+from pdlcheck.worlds.time_budgets import MEETING_NOTICE_S, MEETING_S
 
 __all__ = ["Listener", "reach"]
 
 _RANK_0 = "pdlcheck/rank0"
-_PATIENCE_S = 300.0  # rank 0 may import much before it listens
-_REPORT_S = 15.0  # rank 0 may collect many tests before it listens
 _PLACE = "MASTER_ADDR and MASTER_PORT, or --init-method, must name rank 0's host and a port that is free there"
 _BESIDE = (
     "rank 0 writes this file: it must run as the same user, with the same TMPDIR, or pass --init-method file:///PATH"
@@ -70,7 +69,7 @@ class Listener:
             if path is not None:
                 self._file = MeetingFile(path, json.dumps(place | {"key": key.hex()}))
             else:
-                self._store = _store(launch, _PATIENCE_S)
+                self._store = _store(launch, MEETING_S)
                 self._store.set(_RANK_0, json.dumps(place))
         except BaseException:
             self._door.close()
@@ -105,8 +104,8 @@ def reach(launch: Launch) -> Iterator[Connection[Any, Any]]:
         WorldUnavailable: rank 0 does not answer.
     """
     name = f"rank {launch.rank} of {launch.world_size} ({launch.launcher})"
-    with reported(lambda: f"{name} waits for rank 0 at {launch.init_method}", first_s=_REPORT_S):
-        place, first = _found(launch, time.monotonic() + _PATIENCE_S)
+    with reported(lambda: f"{name} waits for rank 0 at {launch.init_method}", first_s=MEETING_NOTICE_S):
+        place, first = _found(launch, time.monotonic() + MEETING_S)
     yield first
     while True:
         yield enter(*place)
@@ -131,7 +130,7 @@ def _found(launch: Launch, until: float) -> tuple[tuple[str, int, bytes], Connec
         if time.monotonic() > until:
             advice, cure = (_PLACE, _CURE) if _file_of(launch) is None else (_BESIDE, "--init-method file:///PATH")
             raise WorldUnavailable(
-                f"rank {launch.rank} cannot reach rank 0 through {launch.init_method} within {_PATIENCE_S:g} s; "
+                f"rank {launch.rank} cannot reach rank 0 through {launch.init_method} within {MEETING_S:g} s; "
                 f"{advice}{why}",
                 world="launched",
                 cure=cure,

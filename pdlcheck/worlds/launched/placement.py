@@ -21,11 +21,10 @@ from pdlcheck.worlds.launched.meeting import Listener
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.controller.placement import RankProcess
+from pdlcheck.worlds.time_budgets import JOIN_NOTICE_S, LAUNCHED_JOIN_S
 
 __all__ = ["LaunchedPlacement"]
 
-_JOIN_S = 300.0
-_REPORT_S = 5.0
 _kept: list[Connection[Any, Any]] = []  # open until this process ends, because the agents wait for that
 
 
@@ -47,7 +46,7 @@ class LaunchedPlacement:
         self.launch = launch
         forkserver.retain(self)
         others = f"the other {launch.world_size - 1} at {launch.init_method}"
-        with reported(lambda: f"{self._name()} waits for {others}", first_s=_REPORT_S):
+        with reported(lambda: f"{self._name()} waits for {others}", first_s=JOIN_NOTICE_S):
             self._listener = Listener(launch)
         self.host = self._listener.host
         self._agents: dict[int, Agent] = {}
@@ -119,10 +118,10 @@ class LaunchedPlacement:
             WorldUnavailable: a process did not come, could not start its session, or has other software versions.
         """
         if self._join_until is None:
-            self._join_until = time.monotonic() + _JOIN_S
+            self._join_until = time.monotonic() + LAUNCHED_JOIN_S
         if self._missing():
             waits = lambda: f"{self._name()} waits for ranks {self._missing()} at {self.host}"  # noqa: E731
-            with reported(waits, first_s=_REPORT_S):
+            with reported(waits, first_s=JOIN_NOTICE_S):
                 self._meet(self._join_until)
         self._listener.all_are_here()
         if self._absent:
@@ -142,7 +141,8 @@ class LaunchedPlacement:
             except (TimeoutError, EOFError, OSError) as error:
                 raise WorldUnavailable(
                     f"ranks {missing} of {self.launch.world_size} did not join rank 0 at {self.host} "
-                    f"within {_JOIN_S:g} s; start all of them with the same command{self._listener.strangers()}",
+                    f"within {LAUNCHED_JOIN_S:g} s; start all of them with the same command"
+                    f"{self._listener.strangers()}",
                     world="launched",
                     cure="start all ranks with the same command",
                 ) from error

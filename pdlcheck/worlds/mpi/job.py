@@ -17,14 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.worlds.time_budgets import MPIEXEC_END_S, MPIEXEC_START_S
 
 __all__ = ["CURE", "Job", "find_mpiexec", "home", "why_not"]
 
 CURE = "pip install 'pdlcheck[mpi]'"
 
 _HERE = Path(__file__).parent
-_START_S = 30.0
-_END_S = 5.0
 _SHARED_MEMORY = "/dev/shm"
 _LAUNCHED = ("OMPI_", "OPAL_", "PMIX_", "PRTE_")  # set by an mpiexec around this process
 _PARAMETERS = {
@@ -143,12 +142,12 @@ class Job:
         self._supervisor.stdin.close()
         if os.getpid() == self._owner:  # a fork of the controller cannot wait for it
             try:
-                self._supervisor.wait(_END_S)
+                self._supervisor.wait(MPIEXEC_END_S)
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()
                 self._supervisor.wait()
             if self._watch is not None:
-                self._watch.join(_END_S)
+                self._watch.join(MPIEXEC_END_S)
         self._supervisor.returncode = 0
         self._made.close()
 
@@ -168,10 +167,10 @@ class Job:
 
     def _seats(self, world_size: int) -> list[Mapping[str, str]]:
         """Wait until every place exists; return the variables of each."""
-        until, lines = time.monotonic() + _START_S, 0
+        until, lines = time.monotonic() + MPIEXEC_START_S, 0
         while lines < world_size:
             if not select.select([self._stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
-                raise _unavailable(f"mpiexec did not start within {_START_S:g} s", self._words())
+                raise _unavailable(f"mpiexec did not start within {MPIEXEC_START_S:g} s", self._words())
             data = os.read(self._stdout, 4096)
             if not data:
                 raise _unavailable("mpiexec ended", self._words())

@@ -14,6 +14,7 @@ import mpi4py
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.worlds.mpi.ending import Ending, note_ending
+from pdlcheck.worlds.time_budgets import MPI_ERRORS_S
 
 _initialize = mpi4py.rc.initialize
 mpi4py.rc.initialize = False  # a fork server imports this module, and only its children may start MPI
@@ -28,8 +29,6 @@ __all__ = ["MPI", "at_exit", "start"]
 
 _before_the_end: list[Callable[[], None]] = []
 _is_ready = False
-
-_GRACE_S = 2.0  # time for all ranks to end by their own errors: each one prints its error and keeps its exit code
 
 
 def start() -> None:
@@ -130,7 +129,7 @@ class _Grace:
         self._code = ending.code
         self._said = (
             f"pdlcheck_mpi: rank {MPI.COMM_WORLD.Get_rank()} ended by {ending.reason}, and others had not ended "
-            f"{_GRACE_S:g} s later: the job ends with exit code {ending.code}"
+            f"{MPI_ERRORS_S:g} s later: the job ends with exit code {ending.code}"
         )
         self._begins.set()
         ctypes.CDLL(MPI.__file__).MPI_Finalize()
@@ -139,7 +138,7 @@ class _Grace:
 
     def _leave(self) -> None:
         self._begins.wait()
-        if self._has_ended.wait(_GRACE_S):
+        if self._has_ended.wait(MPI_ERRORS_S):
             return
         print(self._said, file=sys.stderr)
         sys.stdout.flush()

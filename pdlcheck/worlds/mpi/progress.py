@@ -17,13 +17,10 @@ from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.call import MpiCall, begin
 from pdlcheck.worlds.mpi.library import MPI, at_exit
 from pdlcheck.worlds.observe import Operation, WatchedWork
+from pdlcheck.worlds.time_budgets import MPI_FUTURE_S, MPI_IDLE_S, MPI_NAP_S, MPI_SPIN_S
 
 __all__ = ["MpiWork", "Progress"]
 
-_SPIN_S = 0.001  # a waiting rank only yields its core for this time; most operations complete in it
-_NAP_S = 0.0001
-_IDLE_S = 0.002  # polling interval of the thread for operations without a waiting rank
-_FUTURE_S = 0.0002  # the interval if a future exists, for which a rank may wait
 
 _LIKELY = (
     "; likely another rank sent more than this one has room for, as its tensors are larger: "
@@ -73,7 +70,7 @@ class Progress:
                 self._something.clear()
                 if not self._pending:  # no operation was posted in between
                     self._something.wait()
-            sleep(_FUTURE_S if any(work.has_future for work in self._pending) else _IDLE_S)
+            sleep(MPI_FUTURE_S if any(work.has_future for work in self._pending) else MPI_IDLE_S)
             if not self._ends:
                 self.poll()
 
@@ -146,10 +143,10 @@ class MpiWork(WatchedWork):
         while not self._is_complete.is_set():
             self._progress.poll()
             waited_s = time.monotonic() - begin_s
-            if waited_s < _SPIN_S:
+            if waited_s < MPI_SPIN_S:
                 os.sched_yield()
             elif waited_s < limit.total_seconds():
-                self._is_complete.wait(_NAP_S)
+                self._is_complete.wait(MPI_NAP_S)
             else:
                 raise RuntimeError(f"timed out after {limit.total_seconds():g} s in {self.operation.signature}")
         if self._error is not None:

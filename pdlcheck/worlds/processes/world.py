@@ -21,6 +21,7 @@ from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.controller.local_placements import local_placement
 from pdlcheck.worlds.processes.rank.own_rank import runs_users_code
 from pdlcheck.worlds.protocol import INSIDE, NOT_SENT
+from pdlcheck.worlds.time_budgets import DEBUGGER_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.controller.placement import Placement
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pdlcheck.worlds.processes.ranks import ProcessRanks
 
 __all__ = ["ProcessWorld"]
-
-_A_LONG_TIME_S = 10 * 24 * 3600.0
 
 
 class ProcessWorld:
@@ -114,7 +113,7 @@ class ProcessWorld:
         self.cuda_as_cpu = check_cuda_as_cpu(backend, cuda_as_cpu)
         self.seed = seed
         self._threads = threads_per_rank
-        self.timeout_s = timeout_s if debugged is None else _A_LONG_TIME_S
+        self.timeout_s = timeout_s if debugged is None else DEBUGGER_S
         self._prepare = prepare
         self._debugged = debugged
         self._comm_wrappers = check_names("comm_wrappers", comm_wrappers)

@@ -49,10 +49,10 @@ from pdlcheck.worlds.simulated.process_state.observed_globals import OBSERVED
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.scheduling.rank_threads import rank_behind
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankGone, current_rank, running_rank
+from pdlcheck.worlds.time_budgets import LEAST_LIMIT_S
 
 __all__ = ["SimulatedWorld"]
 
-_AT_LEAST_S = 0.1
 _LATER = 1_000_000  # orders the death of a rank after every failure of a survivor
 _one_cluster_at_a_time = threading.RLock()
 _holders: set[int] = set()  # ids of worlds that have had ranks and are not closed
@@ -213,7 +213,7 @@ class SimulatedWorld:
         """Return the time limit, in seconds, of a call that begins now; None if it has none."""
         if self.until is None:
             return self.timeout_s
-        return max(round(self.until - time.monotonic(), 1), _AT_LEAST_S)
+        return max(round(self.until - time.monotonic(), 1), LEAST_LIMIT_S)
 
     def _hold_process(self) -> None:
         """Keep what is exchanged in this process until this world, and every other one, is closed or forgotten."""

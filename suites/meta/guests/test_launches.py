@@ -135,8 +135,8 @@ def test_rank_0_prints_for_whom_it_waits_and_the_cure(tmp_path):
 
 
 def test_another_rank_prints_that_it_waits_for_rank_0(monkeypatch, capfd):
-    monkeypatch.setattr(meeting, "_REPORT_S", 0.01)
-    monkeypatch.setattr(meeting, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(meeting, "MEETING_NOTICE_S", 0.01)
+    monkeypatch.setattr(meeting, "MEETING_S", 0.5)
     with pytest.raises(WorldUnavailable, match="rank 1 cannot reach rank 0"):
         next(meeting.reach(Launch("srun", 1, 2, 1, 2, "tcp://127.0.0.1:1")))
     assert "pdlcheck: rank 1 of 2 (srun) waits for rank 0 at tcp://127.0.0.1:1 since 0 s" in capfd.readouterr().err

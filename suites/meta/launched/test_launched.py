@@ -245,7 +245,7 @@ def test_a_launched_process_that_is_killed_fails_its_tests_and_nothing_hangs(tmp
         """
 import os, pathlib, signal, pytest
 import pdlcheck.worlds.agents.handle as handle
-handle._ANSWER_S = 1000.0  # who has gone is not waited for
+handle.LAUNCHED_ANSWER_S = 1000.0  # who has gone is not waited for
 @pytest.fixture(autouse=True)
 def agent_of_rank_1(rank):
     if rank == 1:

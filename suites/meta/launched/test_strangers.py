@@ -134,7 +134,7 @@ def test_a_rank_does_not_stay_with_a_door_that_has_another_key(door):
 def test_nobody_waits_for_strangers_who_say_nothing(door):
     silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(8)]  # as many as the door's backlog
     thread, entered = in_background(lambda: enter("127.0.0.1", door.port, KEY))
-    inside = door.accept(time.monotonic() + door_module._HELLO_S / 2)
+    inside = door.accept(time.monotonic() + door_module.HELLO_S / 2)
     thread.join()
     entered[0].send("hello")
     assert inside.recv() == "hello"
@@ -259,7 +259,7 @@ def test_a_rank_does_not_come_to_a_place_that_others_could_have_laid_out(tmp_pat
 
 
 def test_a_rank_that_looks_for_the_file_in_another_place_is_told_where_rank_0_must_be(monkeypatch, tmp_path):
-    monkeypatch.setattr(meeting, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(meeting, "MEETING_S", 0.1)
     with pytest.raises(WorldUnavailable, match=r"rank 0 writes this file: .* the same user, with the same TMPDIR"):
         next(reach(of_two(1, f"file://{tmp_path}/meeting")))
 
@@ -271,7 +271,7 @@ def free_port() -> int:
 
 
 def test_the_store_of_several_nodes_does_not_tell_the_key_and_a_wrong_one_is_told_at_both_ends(monkeypatch):
-    monkeypatch.setattr(meeting, "_PATIENCE_S", 3.0)
+    monkeypatch.setattr(meeting, "MEETING_S", 3.0)
     where = f"tcp://127.0.0.1:{free_port()}"
     _, found = in_background(lambda: next(reach(of_two(1, where, b"the key on node 1"))))
     listener = Listener(of_two(0, where, b"the key on node 0"))  # torch's store admits both, whatever their keys

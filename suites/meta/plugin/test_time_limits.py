@@ -240,7 +240,7 @@ def test_the_limit_of_the_first_test_on_simulated_ranks_does_not_count_the_impor
 
 WITHOUT = """
 import pdlcheck.item_runners.simulated.runner
-pdlcheck.item_runners.simulated.runner._LIMIT_S = 1.0
+pdlcheck.item_runners.simulated.runner.LIMIT_S = 1.0
 
 @W
 def test_computes(rank):
@@ -329,7 +329,7 @@ def test_a_debugger_in_a_simulated_rank_has_no_limit(pytester):
         + """
 import pdb
 import pdlcheck.item_runners.simulated.runner
-pdlcheck.item_runners.simulated.runner._LIMIT_S = 1.0
+pdlcheck.item_runners.simulated.runner.LIMIT_S = 1.0
 
 class Slow:
     def readline(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pdlcheck.worlds.processes.exchange.agreement import (
@@ -72,6 +74,12 @@ SLOW = {
     "three ranks that wait": Program(((SYNC,), (SYNC,), (SYNC,)), **ONE, at_once=True),
     "three ranks, each reads one word after the other": Program(((SYNC,), (SYNC,), (ASYNC,)), **ONE),
 }
+
+
+def test_the_architecture_shows_every_state():
+    text = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()
+    for state in (*State, *Stage):
+        assert f"| `{state.name}` |" in text
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

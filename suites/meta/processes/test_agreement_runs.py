@@ -168,6 +168,7 @@ class RealRun:
                 rank=number,
                 send=self.down[number].append,
                 own_time=lambda: OwnTime(lambda: 0.0),
+                is_stopped=bool,
                 output=lambda: ("", ""),
             )
             for number in range(self.size)

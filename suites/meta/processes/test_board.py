@@ -284,7 +284,8 @@ def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(boa
     """The controller reads it only as the rank ends; with a grant the others would wait for the rank for ever."""
     sent = {0: [], 1: []}
     members = [
-        SimpleNamespace(rank=rank, send=sent[rank].append, own_time=lambda: OwnTime(lambda: 0.0)) for rank in range(2)
+        SimpleNamespace(rank=rank, send=sent[rank].append, own_time=lambda: OwnTime(lambda: 0.0), is_stopped=bool)
+        for rank in range(2)
     ]
     for rank in range(2):
         board.clear(rank, 1)

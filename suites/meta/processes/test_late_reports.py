@@ -35,6 +35,17 @@ def test_one_gathers(rank):
         dist.all_reduce(torch.ones(2))
 """
 
+FOUR_FAILURES = """
+@pytest.mark.world_size(3)
+@pytest.mark.parametrize("again", range(4))
+def test_one_gathers(rank, again):
+    mine = "what the rank saw"
+    if rank != 1:
+        dist.all_reduce(torch.ones(2))
+        return
+    dist.all_gather([torch.empty(2) for _ in range(3)], torch.ones(2))
+"""
+
 SLOW_TO_LEAVE = """
 @pytest.mark.world_size(3)
 def test_one_gathers(rank):
@@ -128,13 +139,32 @@ def test_a_rank_that_reports_for_ever_has_no_more_time_than_the_call(monkeypatch
         time.sleep(0.2)
         raise LookupError("no such sample")
 
-    monkeypatch.setattr(collect, "_AT_LEAST_S", 1.0)
+    monkeypatch.setattr(collect, "REPORTS_S", 1.0)
     world = get_world("gloo", timeout_s=2.0)
     try:
         with pytest.raises((LookupError, RankTimeout), match=r"no such sample|no result within"):
             world.run(body, world_size=2)
     finally:
         world.close()
+
+
+@pytest.fixture
+def loaded():
+    """Load the machine with many processes that only compute."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(20)]
+    yield
+    for process in busy:
+        process.kill()
+    for process in busy:
+        process.wait()
+
+
+@pytest.mark.slow
+def test_the_line_and_the_values_on_a_loaded_machine(run, loaded):
+    text = run(FOUR_FAILURES, "--showlocals", world="gloo").stdout.str()
+    assert text.count(">       dist.all_gather(") == 4
+    assert text.count("mine       = 'what the rank saw'") == 4
+    assert text.count("rank       = 1") == 4
 
 
 @pytest.fixture

@@ -340,7 +340,7 @@ def test_an_ini_value_gives_ranks_their_own_in_fixtures_and_tests(inner):
 
 @pytest.mark.slow
 def test_without_it_the_report_says_what_to_write(inner, monkeypatch):
-    monkeypatch.setattr(cause, "_FOR_S", float("inf"))  # for loaded machines
+    monkeypatch.setattr(cause, "CAUSE_LIMIT_S", float("inf"))  # for loaded machines
     result = inner.runpytest_inprocess("--world", "sim,gloo", "-p", "no:cacheprovider", "-k", "test_places")
     result.assert_outcomes(passed=1, failed=1, errors=1)  # the fixture's end fails too
     result.stdout.fnmatch_lines(

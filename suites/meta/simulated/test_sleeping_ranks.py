@@ -154,7 +154,7 @@ def asks_in_its_sleep(comes):
 
 
 def test_a_rank_that_sleeps_between_polls_for_ever_is_a_livelock(monkeypatch):
-    monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(scheduler, "POLLS_S", 0.5)
     get_world("sim").run(asks_in_its_sleep, True, world_size=2)
     with pytest.raises(Livelock, match="rank 0: asks for recv from rank 1"):
         get_world("sim").run(asks_in_its_sleep, False, world_size=2)
@@ -170,7 +170,7 @@ def test_others_that_are_blocked_are_a_deadlock_once_nobody_sleeps():
 
 
 def test_a_rank_that_waits_for_one_that_has_failed_is_ended(monkeypatch):
-    monkeypatch.setattr(scheduler, "_LAST_S", 0.3)
+    monkeypatch.setattr(scheduler, "SLEEPERS_S", 0.3)
 
     def program():
         if dist.get_rank() == 1:
@@ -185,7 +185,7 @@ def test_a_rank_that_waits_for_one_that_has_failed_is_ended(monkeypatch):
 
 
 def test_survivors_of_a_killed_rank_sleep_as_long_as_they_like(monkeypatch):
-    monkeypatch.setattr(scheduler, "_LAST_S", 0.1)
+    monkeypatch.setattr(scheduler, "SLEEPERS_S", 0.1)
 
     def program():
         if dist.get_rank() == 1:

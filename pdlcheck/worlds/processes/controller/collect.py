@@ -34,17 +34,10 @@ from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 from pdlcheck.worlds.processes.exchange.unpickling import Unreadable, load_sent
 from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
 from pdlcheck.worlds.rank_reports import rank_died, rank_interrupt, rank_timeout, take_stack
+from pdlcheck.worlds.time_budgets import HESITATION_S, INTERRUPT_S, LOOK_S, REPORTS_S, SILENT_S, STACKS_S
 
 __all__ = ["Collector"]
 
-# Seconds of a rank's own time; see `own_time.py`.
-_SILENT_S = 0.5  # a rank that was told to stop reports more often, unless it cannot run Python
-_STACKS_S = 0.5
-_HESITATES_S = 1.0  # after a mismatch, for other ranks to report what they post
-# Seconds of wall-clock time.
-_LOOK_S = 0.1
-_AT_LEAST_S = 10.0  # for the reports of the other ranks, even if the first failure comes just before the limit
-_INTERRUPTED_S = 0.8  # a person waits for it
 _CONSEQUENCE = 1_000_000  # "connection closed by peer" is never the first cause if there is another failure
 
 Events = Sequence[tuple[Member, Report | Died]]
@@ -96,7 +89,7 @@ class Collector:
         """Wait until every rank has ended the call, in one way or another; return the outcomes in rank order."""
         while self._pending:
             left = self._until - time.monotonic()
-            look = _LOOK_S if self._stopping else math.inf
+            look = LOOK_S if self._stopping else math.inf
             events = self._wait(max(min(left, look, self._patience()), 0.0))
             if not events and left <= 0 and not self._stopping:
                 self._time_out()
@@ -215,7 +208,7 @@ class Collector:
             return math.inf
         if self._hesitating is None:
             self._hesitating = {rank: member.own_time() for rank, member in self._pending.items()}
-        left = [_HESITATES_S - own.spent() for rank, own in self._hesitating.items() if rank in self._pending]
+        left = [HESITATION_S - own.spent() for rank, own in self._hesitating.items() if rank in self._pending]
         return max(left, default=0.0)
 
     def _speak(self) -> None:
@@ -288,7 +281,7 @@ class Collector:
         self._outcomes[rank] = outcome
         self._pending.pop(rank, None)
         if self._stopping and rank == self._debugged:
-            self._until = time.monotonic() + _AT_LEAST_S
+            self._until = time.monotonic() + REPORTS_S
 
     def _waits_in(self, rank: int) -> str:
         return self._referee.waits_in(rank) if self._referee is not None else ""
@@ -312,7 +305,7 @@ class Collector:
 
     def _stop_others(self, reason: PdlcheckError) -> None:
         self._stopping = True
-        limit = self._timeout_s if self._debugged in self._pending else _AT_LEAST_S
+        limit = self._timeout_s if self._debugged in self._pending else REPORTS_S
         self._until = max(self._until, time.monotonic() + limit)
         self._refuse_others(reason)
         for rank, member in self._pending.items():
@@ -323,10 +316,12 @@ class Collector:
     def _give_up_silent(self) -> None:
         """End the ranks that were told to stop and report nothing.
 
-        They are stopped, or C code keeps Python from running.
+        They are stopped, or C code keeps Python from running. A rank that can run Python answers again and again,
+        however loaded the machine is.
         """
         for rank, own in self._told.items():
-            if rank in self._pending and own.spent() >= _SILENT_S:
+            member = self._pending.get(rank)
+            if member is not None and (own.spent() >= SILENT_S or (own.spent() >= LOOK_S and member.is_stopped())):
                 self._end(rank, Stopped(rank, self._waits_in(rank)))
 
     def _refuse_others(self, reason: PdlcheckError) -> None:
@@ -339,10 +334,10 @@ class Collector:
     def interrupted(self) -> str:
         """Return in words where each rank is when the user presses Ctrl-C.
 
-        This takes less than a second. No other method may be called afterwards.
+        This takes less than a second, or two on a loaded machine. No other method may be called afterwards.
         """
         late = dict(self._pending)
-        states, _, _ = self._look_at(late, signals=False, at_most=_INTERRUPTED_S)
+        states, _, _ = self._look_at(late, signals=False, at_most=INTERRUPT_S)
         return rank_interrupt(states, late)
 
     def _time_out(self) -> None:
@@ -354,7 +349,7 @@ class Collector:
         self._end(rank, Raised(rank, error, output=said))  # even if the rank has ended a moment later
 
     def _look_at(
-        self, late: Mapping[int, Member], *, signals: bool = True, at_most: float = _AT_LEAST_S
+        self, late: Mapping[int, Member], *, signals: bool = True, at_most: float = REPORTS_S
     ) -> tuple[dict[int, str], dict[int, str], str]:
         """Return where every rank is in words, the stacks of the ``late`` ranks, and the output written meanwhile.
 
@@ -363,7 +358,7 @@ class Collector:
         places: dict[int, Stack] = {}
         for member in late.values():
             member.send(WhereAreYou(self._call))
-        self._listen_for_stacks(places, late, _STACKS_S, at_most)
+        self._listen_for_stacks(places, late, STACKS_S, at_most)
         stacks = {rank: place.stack for rank, place in places.items()}
         states: dict[int, str] = {}
         said = ""
@@ -373,7 +368,7 @@ class Collector:
                 for member in silent.values():
                     member.signal(STACK_SIGNAL)
                 # The signal may interrupt a system call: a rank that answers only now may be about to return.
-                self._listen_for_stacks(places, silent, _STACKS_S / 2, at_most, to_the_end=True)
+                self._listen_for_stacks(places, silent, STACKS_S / 2, at_most, to_the_end=True)
             for rank, member in silent.items():
                 out, err = member.output()
                 rest, stacks[rank] = take_stack(err)
@@ -406,7 +401,7 @@ class Collector:
             waited_for = [rank for rank in own if rank in self._pending and (to_the_end or rank not in places)]
             if all(own[rank].spent() >= own_s for rank in waited_for):
                 break
-            for member, report in self._wait(min(left, _LOOK_S)):
+            for member, report in self._wait(min(left, LOOK_S)):
                 if isinstance(report, Stack) and report.call == self._call:
                     places[member.rank] = report
                 else:

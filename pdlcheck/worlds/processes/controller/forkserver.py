@@ -28,6 +28,7 @@ from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
 from pdlcheck.worlds.processes.controller.process_state import ended_as, is_stopped
 from pdlcheck.worlds.processes.rank.orphans import SERVER, end_marked
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
+from pdlcheck.worlds.time_budgets import SERVER_ANSWER_S, SERVER_LOOK_S, SERVER_STOP_S
 
 __all__ = ["Child", "ForkServer", "Forker", "release", "retain", "start", "stop"]
 
@@ -39,9 +40,6 @@ _PRELOAD = (
     "pdlcheck.worlds.processes.rank.main",
     *SLOW_IMPORTS,
 )
-_STOP_S = 0.5
-_ANSWER_S = 120.0  # the server may have to import much from a slow disk before it forks
-_LOOK_S = 0.5
 _BOOT = (
     # Nothing is imported before the path is set: `python -c` starts with the working directory on it.
     "import sys; sys.path[:] = eval(sys.argv[1]); import os; sys.argv[4] and os.environ.pop(sys.argv[4]); "
@@ -133,12 +131,12 @@ class Child:
         return self.exitcode is not None
 
     def _read(self, trouble: str) -> int:
-        until = time.monotonic() + _ANSWER_S
-        while not select.select([self.status], [], [], _LOOK_S)[0]:
+        until = time.monotonic() + SERVER_ANSWER_S
+        while not select.select([self.status], [], [], SERVER_LOOK_S)[0]:
             stopped = is_stopped(self.forker.pid)
             if stopped or time.monotonic() > until:
                 self.forker.ended = True  # no longer usable
-                why = "a signal (SIGSTOP) has stopped it" if stopped else f"not within {_ANSWER_S:g} s"
+                why = "a signal (SIGSTOP) has stopped it" if stopped else f"not within {SERVER_ANSWER_S:g} s"
                 raise WorldUnavailable(
                     f"the fork server, process {self.forker.pid}, does not answer: {why}; the next test gets a new one",
                     cure=f"kill -CONT {self.forker.pid}",
@@ -263,7 +261,7 @@ class ForkServer(Forker):
         """Return the name of the server and, if it is known, how it ended."""
         words = super().last_words()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            exitcode = self._process.wait(timeout=_STOP_S)
+            exitcode = self._process.wait(timeout=SERVER_STOP_S)
             words += f", which {how_it_ended(exitcode) if exitcode < 0 else f'ended with exit code {exitcode}'}"
         return words
 
@@ -281,7 +279,7 @@ class ForkServer(Forker):
     def await_end(self) -> None:
         """Wait for the ends of the server and of its twin after :meth:`hang_up`; kill one that does not end."""
         try:
-            self._process.wait(timeout=_STOP_S)
+            self._process.wait(timeout=SERVER_STOP_S)
         except subprocess.TimeoutExpired:  # it is starting, or loading a library
             self._process.kill()
             self._process.wait()

@@ -11,9 +11,8 @@ import sys
 
 from pdlcheck.worlds.processes.exchange.anonymous_file import anonymous_file
 
-__all__ = ["BOUND_S", "OutputFile"]
+__all__ = ["OutputFile"]
 
-BOUND_S = 0.1  # seconds between two calls of :meth:`OutputFile.bound`
 _MOST = 4 << 20  # bytes of output that are read in full
 _END = 1 << 19  # bytes that are kept of each end of longer output
 _KEPT = 1 << 20  # bytes of output that was read and may still take room

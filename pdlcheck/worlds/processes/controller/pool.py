@@ -20,7 +20,6 @@ from pdlcheck.worlds.processes.controller.arbiter import Arbiter
 from pdlcheck.worlds.processes.controller.collect import Collector
 from pdlcheck.worlds.processes.controller.controller_environment import ControllerEnvironment
 from pdlcheck.worlds.processes.controller.machine_limits import full_shared_memory, lacks, loopback_is_down
-from pdlcheck.worlds.processes.controller.output_file import BOUND_S
 from pdlcheck.worlds.processes.controller.placement import Placement
 from pdlcheck.worlds.processes.controller.rank_handle import Died, Member, Written
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of, store_at
@@ -30,14 +29,10 @@ from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, Defau
 from pdlcheck.worlds.processes.exchange.payload import Modules
 from pdlcheck.worlds.processes.exchange.settings import present
 from pdlcheck.worlds.processes.exchange.warning_relay import WarningFilters
+from pdlcheck.worlds.time_budgets import ANSWER_S, JOIN_GROUP_S, LEAVE_S, LIVE_OUTPUT_S, LOOK_S, OUTPUT_BOUND_S
 
 __all__ = ["Pool"]
 
-_START_S = 120.0  # the first import of torch may take long on a slow disk
-_LEAVE_S = 1.5  # a rank's own time, see `own_time.py`; so is _ANSWER_S
-_ANSWER_S = 2.0
-_LOOK_S = 0.1
-_LIVE_S = 0.05  # interval between two reads of the ranks' output, if it is shown live
 _MAX_GROUPS = 32  # each group holds threads and a socket to every peer
 
 
@@ -201,18 +196,18 @@ class Pool:
         silent = {member.rank: member for member in self._members}
         own = {rank: member.own_time() for rank, member in silent.items()}
         while silent:
-            events = self._wait(_LOOK_S)
+            events = self._wait(LOOK_S)
             for member, report in events:
                 if isinstance(report, Died):
                     self._replace(f"rank {member.rank} {report.how}")
                     return
                 if isinstance(report, Here):
                     silent.pop(member.rank, None)
-            late = [member for rank, member in silent.items() if own[rank].spent() >= _ANSWER_S]
+            late = [member for rank, member in silent.items() if own[rank].spent() >= ANSWER_S]
             if not events and late:
                 member = min(late, key=lambda member: member.rank)
                 stopped = member.is_stopped()
-                why = "was stopped by SIGSTOP or SIGTSTP" if stopped else f"did not answer within {_ANSWER_S:g} s"
+                why = "was stopped by SIGSTOP or SIGTSTP" if stopped else f"did not answer within {ANSWER_S:g} s"
                 self._replace(f"rank {member.rank} {why}")
                 return
 
@@ -221,7 +216,7 @@ class Pool:
         for member in self._members:
             member.hang_up()
         for member in self._members:
-            if not member.ends_within(_LEAVE_S):
+            if not member.ends_within(LEAVE_S):
                 break
         self.kill()
 
@@ -233,7 +228,7 @@ class Pool:
         for member in members:
             member.signal(signal.SIGKILL)
         for member in members:
-            member.wait_ended(_LEAVE_S)
+            member.wait_ended(LEAVE_S)
         self._give_back(members)
 
     def abandon(self) -> None:
@@ -267,11 +262,11 @@ class Pool:
             member.await_start()  # before that, the status pipe does not report the end of the process
             self._selector.register(member.status, selectors.EVENT_READ, member)
         waiting = {member.rank for member in self._members}
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + JOIN_GROUP_S
         while waiting:
             events = self._wait(max(until - time.monotonic(), 0.0))
             if not events:
-                raise self._unavailable(f"ranks {sorted(waiting)} did not join the group within {_START_S:g} s")
+                raise self._unavailable(f"ranks {sorted(waiting)} did not join the group within {JOIN_GROUP_S:g} s")
             for member, report in events:
                 if isinstance(report, Died):
                     raise self._unavailable(f"rank {member.rank} {report.how} while it joined the group", member)
@@ -333,10 +328,10 @@ class Pool:
         until = time.monotonic() + timeout_s
         while True:
             left = until - time.monotonic()
-            ready = self._selector.select(max(min(left, _LIVE_S if self._live else BOUND_S), 0.0))
+            ready = self._selector.select(max(min(left, LIVE_OUTPUT_S if self._live else OUTPUT_BOUND_S), 0.0))
             now = time.monotonic()
             if now >= self._bound_at:
-                self._bound_at = now + BOUND_S
+                self._bound_at = now + OUTPUT_BOUND_S
                 for member in self._members:
                     member.bound_output()
             if ready or self._live or now >= until:

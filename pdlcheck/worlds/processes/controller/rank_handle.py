@@ -12,11 +12,10 @@ from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, NoMes
 from pdlcheck.worlds.processes.controller.placement import RankProcess
 from pdlcheck.worlds.processes.exchange.messages import Command, Report, packed
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
+from pdlcheck.worlds.time_budgets import DRAIN_S, LOOK_S
 
 __all__ = ["Died", "Member", "Written"]
 
-_DRAIN_S = 2.0  # seconds of the process's own time
-_LOOK_S = 0.1
 _NOT_ITS_OWN = "code that runs in it uses a descriptor that it did not open, or has closed"
 
 
@@ -119,9 +118,9 @@ class Member:
             killed_as = f"wrote {error.begin!r} into its pipe to the controller: {_NOT_ITS_OWN}"
         except EOFError:
             pass
-        if killed_as or not self.ends_within(_DRAIN_S):  # alive, but no longer usable
+        if killed_as or not self.ends_within(DRAIN_S):  # alive, but no longer usable
             self.signal(signal.SIGKILL)
-            self.ends_within(_DRAIN_S)
+            self.ends_within(DRAIN_S)
             killed_as = killed_as or f"closed its pipe to the controller and did not end: {_NOT_ITS_OWN}"
         exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
         words.append(Died(exitcode, self._process.went_with, killed_as if exitcode == -signal.SIGKILL else ""))
@@ -175,7 +174,7 @@ class Member:
     def ends_within(self, own_s: float) -> bool:
         """Wait like :meth:`wait_ended`, up to ``own_s`` seconds of the process's own time."""
         own: OwnTime | None = None
-        while not self.wait_ended(_LOOK_S):
+        while not self.wait_ended(LOOK_S):
             own = own or self.own_time()
             if own.spent() >= own_s:
                 return False

@@ -20,10 +20,10 @@ from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, repor
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
 from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, packed
 from pdlcheck.worlds.processes.exchange.payload import dump_call
+from pdlcheck.worlds.time_budgets import LEAVE_S
 
 __all__ = ["Beginning", "KeptTemplates", "Templates"]
 
-_LEAVE_S = 1.5
 _EVENTS = {False: selectors.EVENT_READ, True: selectors.EVENT_READ | selectors.EVENT_WRITE}  # key: there is unsent data
 
 
@@ -105,7 +105,7 @@ class Templates:
     def close(self) -> None:
         """Let the templates end by themselves; kill those that do not."""
         self._give_back_ends()
-        until = time.monotonic() + _LEAVE_S
+        until = time.monotonic() + LEAVE_S
         for process in self._processes:
             process.ended(max(until - time.monotonic(), 0.0))
         self.kill()
@@ -118,7 +118,7 @@ class Templates:
         for process in self._processes:
             with suppress(WorldUnavailable):  # it could not be started
                 process.started()
-                process.ended(_LEAVE_S)
+                process.ended(LEAVE_S)
         self.abandon()
 
     def abandon(self) -> None:

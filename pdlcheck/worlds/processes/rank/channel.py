@@ -27,11 +27,11 @@ from pdlcheck.worlds.processes.exchange.messages import (
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime, waited_for_cores
 from pdlcheck.worlds.processes.rank import ending
 from pdlcheck.worlds.stack_position import place_of
+from pdlcheck.worlds.time_budgets import ANSWER_PAUSE_S, ATEXIT_S, LOOK_S, STILL_S
 
 __all__ = ["Channel"]
 
 _DEAF = 70  # the exit code of a rank whose listening thread failed: sysexits' "internal software error"
-_LEAVE_S = 1.0  # for the functions that were registered with atexit
 
 
 class Channel:
@@ -51,7 +51,7 @@ class Channel:
         self._main = threading.main_thread().ident or 0
         self._reported = 0  # the last call whose end was reported
         self._busy = False
-        self.look_s = 0.02  # a thread this long at one instruction of a communication call is blocked in it
+        self.still_s = STILL_S  # a thread this long at one instruction of a communication call is blocked in it
         self.on_message: Callable[[Command], None] = lambda message: None
 
     def start(self) -> None:
@@ -116,20 +116,24 @@ class Channel:
     def _halt(self, call: int) -> None:
         """Report where the main thread is, once it is clear that it will not end the call by itself.
 
-        Until then, report that it may still end the call. No fixed number of seconds limits that; see ``ending.py``.
+        Until then, report that it may still end the call. No fixed number of seconds limits that; see ``ending.py``. A
+        time counts only if this thread could also answer as often as it does in that time on an idle machine: the main
+        thread may have waited for this one, which waited for a core.
         """
         pause = threading.Event()
         told_to_stop, at_this_place, mark = _own_time(), _own_time(), None
+        answers = answers_here = 0
         while self._reported < call:
             place = place_of(self._main)
             if place.mark != mark:
-                mark, at_this_place = place.mark, _own_time()
-            elif place.communicates and at_this_place.spent() >= self.look_s:
+                mark, at_this_place, answers_here = place.mark, _own_time(), 0
+            elif place.communicates and _is_over(self.still_s, at_this_place, answers_here):
                 break
-            if told_to_stop.spent() >= ending.grace_s():
+            if _is_over(ending.grace_s(), told_to_stop, answers):
                 break
             self.send(Ending(call))
-            pause.wait(self.look_s)
+            answers, answers_here = answers + 1, answers_here + 1
+            pause.wait(ANSWER_PAUSE_S)
         self.end(call, Halted(call, place_of(self._main).words))
 
     def _leave(self) -> None:
@@ -137,9 +141,14 @@ class Channel:
             os._exit(0)
         self._calls.put(None)
         pause, leaves = threading.Event(), _own_time()
-        while leaves.spent() < _LEAVE_S:  # the main thread runs the functions registered with atexit
-            pause.wait(0.1)
+        while leaves.spent() < ATEXIT_S:  # the main thread runs the functions registered with atexit
+            pause.wait(LOOK_S)
         os._exit(0)
+
+
+def _is_over(seconds: float, own: OwnTime, answers: int) -> bool:
+    """Return whether a time is over, in the process's own seconds and also in answers."""
+    return answers * ANSWER_PAUSE_S >= seconds and own.spent() >= seconds
 
 
 def _own_time() -> OwnTime:

@@ -20,16 +20,14 @@ from pdlcheck.worlds.processes.exchange.agreement import State
 from pdlcheck.worlds.processes.exchange.meeting import Meeting
 from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.on_stream import OnStream
+from pdlcheck.worlds.time_budgets import GRANT_S, LONGEST_PAUSE_S, PATIENCE_S, UNDER_WAY_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
 __all__ = ["AnnouncedWork", "own_error"]
 
-_PATIENCE_S = 0.02  # most ranks arrive sooner, and then the controller is not asked
-_SHORT_PATIENCE_S = 0.001  # the patience for a grant that is on its way
-_LOOK_S = 0.05  # the longest pause between two looks after the controller was asked
-_UNDER_WAY = timedelta(seconds=30)  # the limit for data that no rank has waited for
+_UNDER_WAY = timedelta(seconds=UNDER_WAY_S)
 
 
 @uncompiled
@@ -143,7 +141,7 @@ class AnnouncedWork(WatchedWork):
             return True
         try:
             if self.was_left:
-                self._announcer.await_others(self, _PATIENCE_S)
+                self._announcer.await_others(self, PATIENCE_S)
             done = self._real.wait(timeout) if is_limit(timeout) else self._real.wait()
         except Exception as error:
             self._announcer.is_torn = True
@@ -207,15 +205,15 @@ class AnnouncedWork(WatchedWork):
         announcer = self._announcer
         limit = timeout.total_seconds() if is_limit(timeout) else math.inf
         until = time.perf_counter() + limit
-        if announcer.look(self, min(_PATIENCE_S, limit)) or (self.asked and self._decided_within(_SHORT_PATIENCE_S)):
+        if announcer.look(self, min(PATIENCE_S, limit)) or (self.asked and self._decided_within(GRANT_S)):
             return
         announcer.ask(self, waits=limit == math.inf)  # a wait with a limit ends by itself
-        pause = _SHORT_PATIENCE_S
+        pause = GRANT_S
         while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
             announcer.advance(self)
             if not self.is_decided and time.perf_counter() > until:
                 self._give_up(limit)
-            pause = min(2 * pause, _LOOK_S)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _give_up(self, limit: float) -> None:
         """Raise the error of a wait that has reached its limit; return if the message was launched meanwhile.

@@ -40,11 +40,10 @@ from pdlcheck.worlds.processes.rank.coordinated_work import AnnouncedWork, own_e
 from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.operation_states import OperationStates
 from pdlcheck.worlds.processes.rank.reminders import Reminders
+from pdlcheck.worlds.time_budgets import LONG_NAP_S, NAP_S
 
 __all__ = ["GroupEngine", "OperationCoordinator"]
 
-_NAP_S = 0.00002  # the first pause between two looks; sched_yield would take more of the core from gloo's threads
-_LONG_NAP_S = 0.0005
 _AT_ONCE = 16  # number of oldest operations that are examined when another one is posted
 _AT_MOST = 256  # the number at other times; with thousands pending, the controller is asked for some of them
 
@@ -344,12 +343,12 @@ class OperationCoordinator:
 
 def _looks(seconds: float) -> Iterator[None]:
     """Yield at once, and again after each nap, for this many seconds; the naps get longer."""
-    until, nap = time.perf_counter() + seconds, _NAP_S
+    until, nap = time.perf_counter() + seconds, NAP_S
     yield
     while time.perf_counter() < until:
         sleep(nap)
         yield
-        nap = min(1.1 * nap, _LONG_NAP_S)
+        nap = min(1.1 * nap, LONG_NAP_S)
 
 
 class GroupEngine:

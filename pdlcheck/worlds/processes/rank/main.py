@@ -64,6 +64,7 @@ from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.stack_position import user_traceback
 from pdlcheck.worlds.standard_streams import flush_streams
+from pdlcheck.worlds.time_budgets import WATCHED_STILL_S
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 
@@ -104,7 +105,7 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     if start.watch:
         announcer.reminders.start()
         channel.on_message = announcer.handle
-        channel.look_s = 0.1  # a watched wait ends by itself, so only a call of the real group can be blocked
+        channel.still_s = WATCHED_STILL_S  # a watched wait ends by itself, so only the real group can block
         watch(start.backend, announcer)
     channel.start()
     store = _join(start, fds[-1] if start.hosts_store else None)

@@ -7,9 +7,9 @@ from collections import deque
 from time import perf_counter, sleep
 from typing import Protocol
 
-__all__ = ["Remembered", "Reminders"]
+from pdlcheck.worlds.time_budgets import REMINDER_S
 
-_AFTER_S = 0.05  # by then, most operations are launched on all ranks
+__all__ = ["Remembered", "Reminders"]
 
 
 class Remembered(Protocol):
@@ -32,7 +32,7 @@ class Reminders:
 
     def add(self, operation: Remembered) -> None:
         """Remind ``operation`` after a while."""
-        self._due.append((perf_counter() + _AFTER_S, operation))
+        self._due.append((perf_counter() + REMINDER_S, operation))
         self._some.set()
 
     def clear(self) -> None:

@@ -35,6 +35,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pdlcheck.worlds.processes.rank.orphans import adopt_orphans, are_found, children, end_orphans
+from pdlcheck.worlds.time_budgets import DESCENDANTS_S
 
 __all__ = [
     "FORK",
@@ -58,7 +59,6 @@ STACK_SIGNAL = signal.SIGUSR1  # a rank writes its stack at this signal, even wh
 
 _MAX_FDS = 8
 _EX_SOFTWARE = 70
-_END_S = 5.0  # the limit for the end of templates, and of the ranks' descendants; machines may be loaded
 
 Program = Callable[[int, Sequence[int], Mapping[str, str], int, int], NoReturn]
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -302,13 +302,13 @@ def _end(forks: _Forks) -> NoReturn:
     for pid in forks.templates:  # only they can find the processes that their ranks have started
         _signal(pid, signal.SIGTERM)
         _signal(pid, signal.SIGCONT)
-    until = time.monotonic() + _END_S
+    until = time.monotonic() + DESCENDANTS_S
     while any(_runs(pid) for pid in forks.templates) and time.monotonic() < until:
         time.sleep(0.001)
     leave_something = children(os.getpid()).difference(forks.status) or any(map(children, forks.status))
     for pid in forks.status:
         _signal(pid, signal.SIGKILL)
-    until = time.monotonic() + _END_S
+    until = time.monotonic() + DESCENDANTS_S
     while leave_something and end_orphans(()) and time.monotonic() < until:
         time.sleep(0.001)
     os._exit(0)

@@ -19,13 +19,13 @@ from typing import Any
 
 from pdlcheck.worlds.observe.callsite import short
 from pdlcheck.worlds.simulated.module_globals.run import CONTROLLER, Change, OwnGlobals, UserState, own_globals
+from pdlcheck.worlds.time_budgets import CAUSE_LIMIT_S, CAUSE_S
 
 __all__ = ["Finding", "Separate", "find_cause", "find_modules", "told"]
 
 Separate = Callable[[], AbstractContextManager[None]]
 
 _AT_MOST = 12  # the largest number of globals that are tried one at a time
-_FOR_S = 20.0  # the time limit of these trials
 
 
 @dataclass(frozen=True)
@@ -133,24 +133,37 @@ def find_modules(
             return replace(finding, modules=tuple(names)) if names and holds(names) else finding
         if finding.cause != "other" or not candidates or not holds(candidates):
             return finding
-        found = _few(candidates, holds, time.monotonic() + _FOR_S)
+        found = _few(candidates, holds, _Trials())
         return Finding("globals", like=like[0], modules=tuple(found))
     finally:
         now.put_back()
 
 
+class _Trials:
+    """The time of trials: seconds on a core, so that the load of the machine does not change what is found.
+
+    Trials that sleep take no time on a core. A wall-clock limit, which is longer, ends them.
+    """
+
+    def __init__(self) -> None:
+        self._until, self._at_most = time.process_time() + CAUSE_S, time.monotonic() + CAUSE_LIMIT_S
+
+    def go_on(self) -> bool:
+        return time.process_time() < self._until and time.monotonic() < self._at_most
+
+
 def _few(
-    names: Sequence[str], holds: Callable[[Sequence[str]], bool], until: float, others: Sequence[str] = ()
+    names: Sequence[str], holds: Callable[[Sequence[str]], bool], trials: _Trials, others: Sequence[str] = ()
 ) -> Sequence[str]:
     """Return the names that are needed in addition to ``others``, found by halving; more of them if time runs out."""
-    if len(names) < 2 or time.monotonic() > until:
+    if len(names) < 2 or not trials.go_on():
         return names
     left, right = names[: len(names) // 2], names[len(names) // 2 :]
     for half in (left, right):
         if holds([*others, *half]):
-            return _few(half, holds, until, others)
-    left = _few(left, holds, until, [*others, *right])
-    return [*left, *_few(right, holds, until, [*others, *left])]
+            return _few(half, holds, trials, others)
+    left = _few(left, holds, trials, [*others, *right])
+    return [*left, *_few(right, holds, trials, [*others, *left])]
 
 
 def _blame(changes: Sequence[Change], differs: Callable[[Set[str]], bool]) -> tuple[list[Change], bool]:
@@ -159,14 +172,14 @@ def _blame(changes: Sequence[Change], differs: Callable[[Set[str]], bool]) -> tu
     A change alone suffices if the run ends as on processes when only its value is separate for each rank. If none
     suffices, return all changes that are needed together.
     """
-    until = time.monotonic() + _FOR_S
+    trials = _Trials()
     few = changes[:_AT_MOST]
     if len(changes) == 1:
         return list(changes), True
-    if alone := [one for one in few if time.monotonic() < until and differs({one.path})]:
+    if alone := [one for one in few if trials.go_on() and differs({one.path})]:
         return alone, True
     paths = {change.path for change in changes}
-    needed = [one for one in few if time.monotonic() < until and not differs(paths - {one.path})]
+    needed = [one for one in few if trials.go_on() and not differs(paths - {one.path})]
     return needed or list(few), False
 
 

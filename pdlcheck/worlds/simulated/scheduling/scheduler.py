@@ -29,6 +29,7 @@ from pdlcheck.worlds.simulated.scheduling.rank_threads import raise_in, rank_beh
 from pdlcheck.worlds.simulated.scheduling.timeout_report import interrupted, late
 from pdlcheck.worlds.simulated.scheduling.timers import Timers
 from pdlcheck.worlds.site import site_of
+from pdlcheck.worlds.time_budgets import POLLS_S, SIMULATED_INTERRUPT_S, SLEEPERS_S
 from pdlcheck.worlds.words import in_common
 
 __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
@@ -36,10 +37,7 @@ __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank",
 ARE_THREADS = "simulated ranks are threads: run this on processes, with --world gloo"
 # the texts of Python, and of torch, whose rpc has one worker in a process
 _OF_A_PROCESS = ("signal only works in main thread", "Container is already initialized with worker_id")
-_GRACE_S = 0.5  # for ranks to end after an interrupt
 _MAX_POLLS = 20_000  # in a row, of all ranks together, without another event: about a tenth of a second
-_LAST_S = 5.0  # for ranks that sleep after another rank has failed
-_PATIENCE_S = 60  # for ranks that sleep between polls, because they may wait for something outside the run
 
 _local = threading.local()
 
@@ -186,7 +184,7 @@ class Scheduler:
         if isinstance(interrupt, KeyboardInterrupt):
             interrupt.add_note(interrupted(self.ranks, self._threads, running))
         raise_in(self._threads[running.rank], _GivenUp)
-        if not self._all_done.wait(_GRACE_S) and (running := self._running) is not None:
+        if not self._all_done.wait(SIMULATED_INTERRUPT_S) and (running := self._running) is not None:
             interrupt.add_note(f"rank {running.rank} does not stop and is left behind; what follows has fresh ranks")
         for rank in self.ranks:
             rank.state.take_back()
@@ -271,7 +269,7 @@ class Scheduler:
         self._polls += 1
         if self._polls > _MAX_POLLS and self._elapse():
             self._polls = 0
-        if self._polls > _MAX_POLLS and (self._slept is None or perf_counter() - self._slept > _PATIENCE_S):
+        if self._polls > _MAX_POLLS and (self._slept is None or perf_counter() - self._slept > POLLS_S):
             self.fail(self._livelock())
         if self._polls % (2 * len(self.ranks)) == 0:
             self.elapsing.wake()
@@ -334,11 +332,11 @@ class Scheduler:
         except PeerFailed as error:
             if self._stopping or self.error is not None:
                 return Stopped(me.rank, f"in {me.waits_for}" if me.waits_for is not None else "")
-            self._fails(within_s=_LAST_S)
+            self._fails(within_s=SLEEPERS_S)
             own = stopped_by_nobody(me.rank, text_of(error)).with_traceback(error.__traceback__)
             return Raised(me.rank, own, order=self._failures, site=site_of(error))
         except BaseException as error:
-            self._fails(within_s=math.inf if isinstance(error, RankGone) else _LAST_S)
+            self._fails(within_s=math.inf if isinstance(error, RankGone) else SLEEPERS_S)
             if self.error is not None and text_of(error).startswith(FROM_CALLBACK):  # torch wraps the verdict
                 error = copy(self.error).with_traceback(error.__traceback__)
             if isinstance(error, PdlcheckError):
