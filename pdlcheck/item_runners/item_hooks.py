@@ -256,7 +256,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """Let the world keep the limit of pytest-timeout, whose hook this is, for a test on rank processes."""
     from pdlcheck.harness.running.time_limits import take_over
-    from pdlcheck.worlds.time_budgets import TIMEOUT_MARGIN_S
+    from pdlcheck.time_budgets import TIMEOUT_MARGIN_S
 
     if not take_over(item, settings.timeout):
         return None

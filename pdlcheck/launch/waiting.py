@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pdlcheck.worlds.time_budgets import NOTICE_PAUSE_S
+from pdlcheck.time_budgets import NOTICE_PAUSE_S
 
 __all__ = ["CURE", "reported"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.running.item_runner import runner_of
-from pdlcheck.worlds.time_budgets import LEAST_LIMIT_S
+from pdlcheck.time_budgets import LEAST_LIMIT_S
 
 __all__ = ["deadline", "not_counted", "read_marker", "seconds_left", "take_over"]
 

@@ -13,8 +13,8 @@ from pdlcheck.harness.collection.markers import isolation_of
 from pdlcheck.harness.running.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import read_marker, seconds_left
 from pdlcheck.item_runners.launched import session as launched
+from pdlcheck.time_budgets import TIMED_LIMIT_S
 from pdlcheck.worlds.backends import BACKENDS
-from pdlcheck.worlds.time_budgets import TIMED_LIMIT_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World

@@ -13,7 +13,7 @@ from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
 from pdlcheck.harness.collection.markers import semantics_of
 from pdlcheck.harness.running.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import deadline, read_marker
-from pdlcheck.worlds.time_budgets import LIMIT_S
+from pdlcheck.time_budgets import LIMIT_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds import World

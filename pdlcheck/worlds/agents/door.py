@@ -19,7 +19,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
 
-from pdlcheck.worlds.time_budgets import HELLO_S
+from pdlcheck.time_budgets import HELLO_S
 
 __all__ = ["Door", "enter"]
 

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import LAUNCHED_ANSWER_S, SERVER_ANSWER_S
 from pdlcheck.worlds.agents.agent import software
 from pdlcheck.worlds.agents.messages import (
     AsksHowLong,
@@ -26,7 +27,6 @@ from pdlcheck.worlds.agents.messages import (
     Written,
 )
 from pdlcheck.worlds.processes.controller.exits import FORKER
-from pdlcheck.worlds.time_budgets import LAUNCHED_ANSWER_S, SERVER_ANSWER_S
 
 __all__ = ["Agent", "AgentProcess", "require_same_software"]
 

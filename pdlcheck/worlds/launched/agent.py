@@ -12,12 +12,12 @@ import sys
 from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.launch.environment import INSIDE, Launch
+from pdlcheck.time_budgets import GOODBYE_S, LAUNCHED_INTERRUPT_S
 from pdlcheck.worlds.agents.agent import fork_ranks, own_address, software
 from pdlcheck.worlds.agents.interfaces import interface_of
 from pdlcheck.worlds.agents.messages import Absent, Hello
 from pdlcheck.worlds.launched.meeting import reach
 from pdlcheck.worlds.processes.controller import forkserver
-from pdlcheck.worlds.time_budgets import GOODBYE_S, LAUNCHED_INTERRUPT_S
 
 __all__ = ["excuse", "serve", "variables"]
 

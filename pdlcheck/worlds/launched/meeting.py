@@ -23,10 +23,10 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.launch.environment import Launch, is_loopback
 from pdlcheck.launch.key import KEY_VARIABLE
 from pdlcheck.launch.waiting import reported
+from pdlcheck.time_budgets import MEETING_NOTICE_S, MEETING_S
 from pdlcheck.worlds.agents.door import Door, enter
 from pdlcheck.worlds.agents.interfaces import outward_address
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
-from pdlcheck.worlds.time_budgets import MEETING_NOTICE_S, MEETING_S
 
 __all__ = ["Listener", "reach"]
 

@@ -14,6 +14,7 @@ from pdlcheck.cores import usable_cores
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.launch.environment import INSIDE, Launch
 from pdlcheck.launch.waiting import reported
+from pdlcheck.time_budgets import JOIN_NOTICE_S, LAUNCHED_JOIN_S
 from pdlcheck.worlds.agents.handle import Agent, require_same_software
 from pdlcheck.worlds.agents.messages import Absent, Bye, Hello
 from pdlcheck.worlds.launched.agent import variables
@@ -21,7 +22,6 @@ from pdlcheck.worlds.launched.meeting import Listener
 from pdlcheck.worlds.processes.controller import forkserver
 from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.controller.placement import RankProcess
-from pdlcheck.worlds.time_budgets import JOIN_NOTICE_S, LAUNCHED_JOIN_S
 
 __all__ = ["LaunchedPlacement"]
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.worlds.time_budgets import MPIEXEC_END_S, MPIEXEC_START_S
+from pdlcheck.time_budgets import MPIEXEC_END_S, MPIEXEC_START_S
 
 __all__ = ["CURE", "Job", "find_mpiexec", "home", "why_not"]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import mpi4py
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import MPI_ERRORS_S
 from pdlcheck.worlds.mpi.ending import Ending, note_ending
-from pdlcheck.worlds.time_budgets import MPI_ERRORS_S
 
 _initialize = mpi4py.rc.initialize
 mpi4py.rc.initialize = False  # a fork server imports this module, and only its children may start MPI

@@ -13,11 +13,11 @@ from datetime import timedelta
 from time import sleep
 from typing import Any
 
+from pdlcheck.time_budgets import MPI_FUTURE_S, MPI_IDLE_S, MPI_NAP_S, MPI_SPIN_S
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.mpi.call import MpiCall, begin
 from pdlcheck.worlds.mpi.library import MPI, at_exit
 from pdlcheck.worlds.observe import Operation, WatchedWork
-from pdlcheck.worlds.time_budgets import MPI_FUTURE_S, MPI_IDLE_S, MPI_NAP_S, MPI_SPIN_S
 
 __all__ = ["MpiWork", "Progress"]
 

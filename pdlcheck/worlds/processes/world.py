@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdlcheck.errors import Unsupported, WorldUnavailable
+from pdlcheck.time_budgets import DEBUGGER_S
 from pdlcheck.worlds.arguments import check_names, check_world_size
 from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.devices import CUDA_CURE, check_cuda_as_cpu, check_devices, choose_device, why_no_cuda
@@ -21,7 +22,6 @@ from pdlcheck.worlds.processes.controller.local import LocalPlacement
 from pdlcheck.worlds.processes.controller.local_placements import local_placement
 from pdlcheck.worlds.processes.rank.own_rank import runs_users_code
 from pdlcheck.worlds.protocol import INSIDE, NOT_SENT
-from pdlcheck.worlds.time_budgets import DEBUGGER_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.controller.placement import Placement

@@ -8,6 +8,7 @@ from typing import Any
 
 from pdlcheck.errors import WorldTooSmall, WorldUnavailable
 from pdlcheck.extras import extra
+from pdlcheck.time_budgets import RAY_ROOM_S
 from pdlcheck.worlds.remote import RemoteWorld, serve
 
 with extra("ray", "world ray"):
@@ -16,8 +17,6 @@ with extra("ray", "world ray"):
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 __all__ = ["RayWorld", "make"]
-
-_ROOM_S = 30.0  # an autoscaling cluster may have to start a machine
 
 
 class _Actor:
@@ -108,7 +107,7 @@ class RayWorld(RemoteWorld):
         if more <= 0:
             return
         group = placement_group([self._needs] * more, strategy=self._strategy)
-        if not group.wait(_ROOM_S):
+        if not group.wait(RAY_ROOM_S):
             remove_placement_group(group)
             what = " and ".join(f"one {name}" for name in self._needs)
             resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -116,7 +115,7 @@ class RayWorld(RemoteWorld):
             cure = f"add nodes to the cluster, or ask for world_size={there}"
             raise WorldTooSmall(
                 f"needs {world_size} ranks with {what} each, and the Ray cluster did not have room for them within "
-                f"{_ROOM_S:g} s; it has {there} in all, other jobs included: {cure}",
+                f"{RAY_ROOM_S:g} s; it has {there} in all, other jobs included: {cure}",
                 world="ray",
                 cure=cure,
                 world_size=world_size,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import REMOTE_JOIN_S, REMOTE_LOOK_S
 from pdlcheck.worlds.agents.door import Door
 from pdlcheck.worlds.agents.handle import Agent, AgentProcess, require_same_software
 from pdlcheck.worlds.agents.interfaces import outward_address
@@ -18,8 +19,6 @@ from pdlcheck.worlds.remote.ticket import Ticket
 
 __all__ = ["RankJob", "RemotePlacement"]
 
-_JOIN_S = 120.0  # a cluster may have to start a machine
-_LOOK_S = 0.2
 _BACKLOG = 64
 
 
@@ -115,17 +114,17 @@ class RemotePlacement:
             self._forget(rank)
             ticket = Ticket(rank, self.host, self._door.port, self._key.hex(), self._seed)
             self._jobs[rank] = self._start(rank, ticket.variables())
-        until = time.monotonic() + _JOIN_S
+        until = time.monotonic() + REMOTE_JOIN_S
         while missing := [rank for rank in ranks if rank not in self._agents]:
             self._require_jobs(missing)
             with contextlib.suppress(TimeoutError, EOFError):
-                connection = self._door.accept(time.monotonic() + _LOOK_S)
+                connection = self._door.accept(time.monotonic() + REMOTE_LOOK_S)
                 hello = connection.recv()
                 if isinstance(hello, Hello):
                     require_same_software(hello, self._name)
                     self._agents[hello.rank] = Agent(connection, hello, self._lost)
             if time.monotonic() > until:
-                raise self._unavailable(f"ranks {missing} did not come to {self.host} within {_JOIN_S:g} s")
+                raise self._unavailable(f"ranks {missing} did not come to {self.host} within {REMOTE_JOIN_S:g} s")
 
     def _serves(self, rank: int) -> bool:
         agent = self._agents.get(rank)

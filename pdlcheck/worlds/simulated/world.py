@@ -17,6 +17,7 @@ from pdlcheck.clock.links import Topology
 from pdlcheck.clock.timeline import Timeline
 from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.faults import DrawnFaults, Fault
+from pdlcheck.time_budgets import LEAST_LIMIT_S
 from pdlcheck.worlds.advice import advise
 from pdlcheck.worlds.arguments import check_faults, check_function, check_names, check_world_size
 from pdlcheck.worlds.cuda_as_cpu.mode import in_mode
@@ -49,7 +50,6 @@ from pdlcheck.worlds.simulated.process_state.observed_globals import OBSERVED
 from pdlcheck.worlds.simulated.schedules import Schedule, schedule_of
 from pdlcheck.worlds.simulated.scheduling.rank_threads import rank_behind
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankGone, current_rank, running_rank
-from pdlcheck.worlds.time_budgets import LEAST_LIMIT_S
 
 __all__ = ["SimulatedWorld"]
 

@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 import pdlcheck
-from pdlcheck.worlds import time_budgets
+from pdlcheck import time_budgets
 
 PACKAGE = Path(pdlcheck.__file__).parent
 STANDARD_LIBRARY_ONLY = {"worlds/mpi/seat.py", "worlds/mpi/supervisor.py"}
-BUDGETS = "worlds/time_budgets.py"
+BUDGETS = "time_budgets.py"
 
 
 def constants(source: str) -> list[str]:

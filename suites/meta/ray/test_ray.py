@@ -74,7 +74,7 @@ def test_an_actor_that_is_killed_is_told_and_started_again(world):
 
 def test_a_cluster_without_room_says_how_much_there_is(world, monkeypatch):
     import pdlcheck.worlds.ray.world as module
-    monkeypatch.setattr(module, "_ROOM_S", 1.0)
+    monkeypatch.setattr(module, "RAY_ROOM_S", 1.0)
     with pytest.raises(WorldTooSmall, match="needs 9 ranks with one CPU each, .* it has 4 in all.*world_size=4"):
         world.run(dist.get_rank, world_size=9)
 

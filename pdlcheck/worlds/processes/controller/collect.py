@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
+from pdlcheck.time_budgets import HESITATION_S, INTERRUPT_S, LOOK_S, REPORTS_S, SILENT_S, STACKS_S
 from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, weight
 from pdlcheck.worlds.processes.controller.arbiter import Arbiter
 from pdlcheck.worlds.processes.controller.rank_handle import Died, Member
@@ -34,7 +35,6 @@ from pdlcheck.worlds.processes.exchange.own_time import OwnTime
 from pdlcheck.worlds.processes.exchange.unpickling import Unreadable, load_sent
 from pdlcheck.worlds.processes.rank.server import STACK_SIGNAL
 from pdlcheck.worlds.rank_reports import rank_died, rank_interrupt, rank_timeout, take_stack
-from pdlcheck.worlds.time_budgets import HESITATION_S, INTERRUPT_S, LOOK_S, REPORTS_S, SILENT_S, STACKS_S
 
 __all__ = ["Collector"]
 

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 
 from pdlcheck.compat.torch.slow_imports import SLOW_IMPORTS
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import SERVER_ANSWER_S, SERVER_LOOK_S, SERVER_STOP_S
 from pdlcheck.worlds.processes.controller import hash_seeds
 from pdlcheck.worlds.processes.controller.controller_environment import import_path
 from pdlcheck.worlds.processes.controller.exits import FORKER, how_it_ended
 from pdlcheck.worlds.processes.controller.process_state import ended_as, is_stopped
 from pdlcheck.worlds.processes.rank.orphans import SERVER, end_marked
 from pdlcheck.worlds.processes.rank.server import FORK, HEADER, IMPORT, RANK, SIGNAL, STATUS
-from pdlcheck.worlds.time_budgets import SERVER_ANSWER_S, SERVER_LOOK_S, SERVER_STOP_S
 
 __all__ = ["Child", "ForkServer", "Forker", "release", "retain", "start", "stop"]
 

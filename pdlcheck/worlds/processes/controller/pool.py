@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import ANSWER_S, JOIN_GROUP_S, LEAVE_S, LIVE_OUTPUT_S, LOOK_S, OUTPUT_BOUND_S
 from pdlcheck.worlds.backends import backend_of
 from pdlcheck.worlds.outcome import Outcome, Raised
 from pdlcheck.worlds.processes.controller.arbiter import Arbiter
@@ -29,7 +30,6 @@ from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, Defau
 from pdlcheck.worlds.processes.exchange.payload import Modules
 from pdlcheck.worlds.processes.exchange.settings import present
 from pdlcheck.worlds.processes.exchange.warning_relay import WarningFilters
-from pdlcheck.worlds.time_budgets import ANSWER_S, JOIN_GROUP_S, LEAVE_S, LIVE_OUTPUT_S, LOOK_S, OUTPUT_BOUND_S
 
 __all__ = ["Pool"]
 

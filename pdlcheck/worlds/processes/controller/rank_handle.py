@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import DRAIN_S, LOOK_S
 from pdlcheck.worlds.processes.controller.exits import how_it_ended
 from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, NoMessage, report_of
 from pdlcheck.worlds.processes.controller.placement import RankProcess
 from pdlcheck.worlds.processes.exchange.messages import Command, Report, packed
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime
-from pdlcheck.worlds.time_budgets import DRAIN_S, LOOK_S
 
 __all__ = ["Died", "Member", "Written"]
 

@@ -13,6 +13,7 @@ from signal import SIGKILL
 from typing import Any
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import LEAVE_S
 from pdlcheck.worlds.processes.controller.controller_environment import ControllerEnvironment
 from pdlcheck.worlds.processes.controller.forkserver import Forker
 from pdlcheck.worlds.processes.controller.local import LocalPlacement, LocalProcess, fork
@@ -20,7 +21,6 @@ from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, repor
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of
 from pdlcheck.worlds.processes.exchange.messages import Prepare, Prepared, packed
 from pdlcheck.worlds.processes.exchange.payload import dump_call
-from pdlcheck.worlds.time_budgets import LEAVE_S
 
 __all__ = ["Beginning", "KeptTemplates", "Templates"]
 

@@ -11,6 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
+from pdlcheck.time_budgets import ANSWER_PAUSE_S, ATEXIT_S, LOOK_S, STILL_S
 from pdlcheck.worlds.processes.exchange.messages import (
     AreYouThere,
     Call,
@@ -27,7 +28,6 @@ from pdlcheck.worlds.processes.exchange.messages import (
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime, waited_for_cores
 from pdlcheck.worlds.processes.rank import ending
 from pdlcheck.worlds.stack_position import place_of
-from pdlcheck.worlds.time_budgets import ANSWER_PAUSE_S, ATEXIT_S, LOOK_S, STILL_S
 
 __all__ = ["Channel"]
 

@@ -14,13 +14,13 @@ import torch
 
 from pdlcheck.compat.torch.autograd import graph_task_id
 from pdlcheck.errors import PeerFailed
+from pdlcheck.time_budgets import GRANT_S, LONGEST_PAUSE_S, PATIENCE_S, UNDER_WAY_S
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
 from pdlcheck.worlds.processes.exchange.agreement import State
 from pdlcheck.worlds.processes.exchange.meeting import Meeting
 from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.on_stream import OnStream
-from pdlcheck.worlds.time_budgets import GRANT_S, LONGEST_PAUSE_S, PATIENCE_S, UNDER_WAY_S
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator

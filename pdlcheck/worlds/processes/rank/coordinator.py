@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pdlcheck.operations.new_group import MEET
+from pdlcheck.time_budgets import LONG_NAP_S, NAP_S
 from pdlcheck.worlds.observe import Operation, Signature, refuse, validate_for_gloo
 from pdlcheck.worlds.processes.exchange.agreement import Effect, Event
 from pdlcheck.worlds.processes.exchange.board import Board
@@ -40,7 +41,6 @@ from pdlcheck.worlds.processes.rank.coordinated_work import AnnouncedWork, own_e
 from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.operation_states import OperationStates
 from pdlcheck.worlds.processes.rank.reminders import Reminders
-from pdlcheck.worlds.time_budgets import LONG_NAP_S, NAP_S
 
 __all__ = ["GroupEngine", "OperationCoordinator"]
 

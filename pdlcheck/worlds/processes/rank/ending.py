@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 
-from pdlcheck.worlds.time_budgets import BUSY_S, LEAVES_S
+from pdlcheck.time_budgets import BUSY_S, LEAVES_S
 
 __all__ = ["begins", "grace_s", "note_error", "note_report"]
 

@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pdlcheck.compat.torch.c10d import world_state
 from pdlcheck.compat.torch.stores import TCPStore
 from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.time_budgets import WATCHED_STILL_S
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
@@ -64,7 +65,6 @@ from pdlcheck.worlds.processes.rank.watched_groups import begin_call
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.stack_position import user_traceback
 from pdlcheck.worlds.standard_streams import flush_streams
-from pdlcheck.worlds.time_budgets import WATCHED_STILL_S
 
 __all__ = ["adopt", "begin", "fresh_state", "main", "take_place"]
 

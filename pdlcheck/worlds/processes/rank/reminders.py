@@ -7,7 +7,7 @@ from collections import deque
 from time import perf_counter, sleep
 from typing import Protocol
 
-from pdlcheck.worlds.time_budgets import REMINDER_S
+from pdlcheck.time_budgets import REMINDER_S
 
 __all__ = ["Remembered", "Reminders"]
 

@@ -34,8 +34,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
 
+from pdlcheck.time_budgets import DESCENDANTS_S
 from pdlcheck.worlds.processes.rank.orphans import adopt_orphans, are_found, children, end_orphans
-from pdlcheck.worlds.time_budgets import DESCENDANTS_S
 
 __all__ = [
     "FORK",

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from pdlcheck.time_budgets import CAUSE_LIMIT_S, CAUSE_S
 from pdlcheck.worlds.observe.callsite import short
 from pdlcheck.worlds.simulated.module_globals.run import CONTROLLER, Change, OwnGlobals, UserState, own_globals
-from pdlcheck.worlds.time_budgets import CAUSE_LIMIT_S, CAUSE_S
 
 __all__ = ["Finding", "Separate", "find_cause", "find_modules", "told"]
 

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported, WorldTooSmall
+from pdlcheck.time_budgets import POLLS_S, SIMULATED_INTERRUPT_S, SLEEPERS_S
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import add_note, shorten, text_of
 from pdlcheck.worlds.forked import forked_children_end
@@ -29,7 +30,6 @@ from pdlcheck.worlds.simulated.scheduling.rank_threads import raise_in, rank_beh
 from pdlcheck.worlds.simulated.scheduling.timeout_report import interrupted, late
 from pdlcheck.worlds.simulated.scheduling.timers import Timers
 from pdlcheck.worlds.site import site_of
-from pdlcheck.worlds.time_budgets import POLLS_S, SIMULATED_INTERRUPT_S, SLEEPERS_S
 from pdlcheck.worlds.words import in_common
 
 __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]

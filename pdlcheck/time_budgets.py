@@ -52,7 +52,10 @@ __all__ = [
     "OUTPUT_BOUND_S",
     "PATIENCE_S",
     "POLLS_S",
+    "RAY_ROOM_S",
     "REMINDER_S",
+    "REMOTE_JOIN_S",
+    "REMOTE_LOOK_S",
     "REPORTS_S",
     "SERVER_ANSWER_S",
     "SERVER_LOOK_S",
@@ -170,6 +173,15 @@ HELLO_S = 20.0
 GOODBYE_S = 60.0
 # Limit for an agent to end after an interrupt.
 LAUNCHED_INTERRUPT_S = 5.0
+
+# -- remote ranks ----------------------------------------------------------------------------------
+
+# Limit for the processes of a remote world to reach the controller: a cluster may have to start a machine.
+REMOTE_JOIN_S = 120.0
+# Pause between two looks whether such a process still runs.
+REMOTE_LOOK_S = 0.2
+# Limit for a Ray cluster to find room for the ranks: it may start a machine.
+RAY_ROOM_S = 30.0
 
 # -- MPI -------------------------------------------------------------------------------------------
 
