@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pdlcheck.errors import WorldUnavailable
+from pdlcheck.time_budgets import OUTPUT_BOUND_S
 from pdlcheck.worlds.agents.messages import (
     AsksHowLong,
     Bye,
@@ -35,7 +36,6 @@ from pdlcheck.worlds.agents.messages import (
 )
 from pdlcheck.worlds.processes.controller.forkserver import ForkServer
 from pdlcheck.worlds.processes.controller.local import LocalProcess
-from pdlcheck.worlds.processes.controller.output_file import BOUND_S
 
 __all__ = ["fork_ranks", "own_address", "software"]
 
@@ -103,7 +103,7 @@ def _attend(process: LocalProcess, about: Connection[Any, Any]) -> None:
             return
         while True:
             watched = [about.fileno(), *([process.status] if process.exitcode is None else [])]
-            readable, _, _ = select.select(watched, [], [], BOUND_S)
+            readable, _, _ = select.select(watched, [], [], OUTPUT_BOUND_S)
             process.bound_output()
             if process.status in readable and process.ended(0):
                 exitcode = process.exitcode if process.exitcode is not None else -signal.SIGKILL
