@@ -117,6 +117,7 @@ ALL_GATHER = _AllGather(
             _post_flat,
             copies=True,
             check_grad_on_gloo=refuse_views_with_grad,
+            dispatcher_op="_allgather_base_",
         )
         for name in ("all_gather_single", "_allgather_base")  # the name since torch 2.13, and the earlier one
     ),
@@ -127,6 +128,7 @@ ALL_GATHER = _AllGather(
             _post_flat_coalesced,
             copies=True,
             check_grad_on_gloo=refuse_views_with_grad,
+            dispatcher_op="allgather_into_tensor_coalesced_",
         )
         for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
     ),

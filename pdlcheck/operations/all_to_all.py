@@ -146,6 +146,7 @@ ALL_TO_ALL = _AllToAll(
             _post_flat,
             check=_refuse_permuted,
             check_on_gloo=_refuse_strided,
+            dispatcher_op="alltoall_base_",
         )
         for name in ("all_to_all_single", "alltoall_base")  # the name since torch 2.13, and the earlier one
     ),

@@ -79,6 +79,8 @@ class Method:
         check: raises for tensors that no backend combines as a user expects.
         check_on_gloo: raises for tensors that gloo refuses.
         check_grad_on_gloo: raises for outputs to which gloo must not write, because they require grad.
+        dispatcher_op: the op of torch's dispatcher that the method calls, for torch's ``CommDebugMode``; default: the
+            name with a final ``_``.
     """
 
     name: str
@@ -89,7 +91,11 @@ class Method:
     check: Refuse | None = None
     check_on_gloo: Refuse | None = None
     check_grad_on_gloo: Refuse | None = None
+    dispatcher_op: str = ""
     kind: OperationKind = field(init=False)  # set by the kind that the method belongs to
+
+    def __post_init__(self) -> None:
+        self.dispatcher_op = self.dispatcher_op or f"{self.name}_"
 
     def of_class(self) -> Callable[..., Any]:
         """Return the function that a class of groups has under this name."""

@@ -123,6 +123,7 @@ REDUCE_SCATTER = _ReduceScatter(
             _post_flat,
             copies=True,
             check_grad_on_gloo=refuse_copies_with_grad,
+            dispatcher_op="_reduce_scatter_base_",
         )
         for name in ("reduce_scatter_single", "_reduce_scatter_base")  # the name since torch 2.13, and the earlier one
     ),
@@ -133,6 +134,7 @@ REDUCE_SCATTER = _ReduceScatter(
             _post_flat_coalesced,
             copies=True,
             check_grad_on_gloo=refuse_copies_with_grad,
+            dispatcher_op="reduce_scatter_tensor_coalesced_",
         )
         for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
     ),

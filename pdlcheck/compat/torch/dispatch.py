@@ -8,18 +8,9 @@ import torch
 
 from pdlcheck.compat.private import name, take, uses
 
-__all__ = ["COMMUNICATION", "COMM_MODE_OPS", "CommModeOp", "FakeTensor", "is_below_autograd", "schema_of"]
+__all__ = ["COMMUNICATION", "CommModeOp", "FakeTensor", "is_below_autograd", "schema_of"]
 
 COMMUNICATION: Final = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")  # namespaces of ops
-COMM_MODE_OPS: Final = {
-    "_allgather_base": "_allgather_base_",
-    "_reduce_scatter_base": "_reduce_scatter_base_",
-    "all_gather_single": "_allgather_base_",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
-    "all_to_all_single": "alltoall_base_",
-    "reduce_scatter_single": "_reduce_scatter_base_",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
-}  # the dispatcher ops of these methods of a process group; the op of another method has its name and a final "_"
 
 FakeTensor: Any = take(
     "torch._subclasses.fake_tensor.FakeTensor",
@@ -66,12 +57,12 @@ class CommModeOp:
     """A stand-in for an op of the dispatcher, with the attributes that CommDebugMode reads; it does nothing if called.
 
     Args:
-        method: the method of the process group that the op carries out.
+        name: the name of the op, ``allreduce_``.
     """
 
-    def __init__(self, method: str) -> None:
-        self._name = COMM_MODE_OPS.get(method, f"{method}_")
-        self._overloadpacket = getattr(torch.ops.c10d, self._name, None)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._overloadpacket = getattr(torch.ops.c10d, name, None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""

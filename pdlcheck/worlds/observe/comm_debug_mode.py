@@ -21,7 +21,7 @@ _MODULE = "torch.distributed.tensor.debug"  # the module of the mode, once a pro
 def count(operation: Operation) -> None:
     """Make the modes of this thread count a collective as if it passed through the dispatcher."""
     for mode in _modes():
-        mode.__torch_dispatch__(CommModeOp(operation.method.name), ())
+        mode.__torch_dispatch__(CommModeOp(operation.method.dispatcher_op), ())
 
 
 def uncounted() -> AbstractContextManager[Any]:
