@@ -103,13 +103,13 @@ class SimulatedEngine:
         validate_for_gloo(operation, with_grad=self.semantics.messages != "in_order")  # NCCL writes below autograd
         signature = operation.signature
         post = Post(signature)
-        for observe in events.before_post:
-            observe(operation, post)
+        for before_post in events.before_post:
+            before_post(operation, post)
         self.scheduler.post(post)
         if self._unmoved or self._unseen:
             self._let_things_happen()
-        for look in events.posting:
-            look(signature)
+        for on_posting in events.posting:
+            on_posting(signature)
         self.last[signature.rank] = signature
         if self.connections.closed:
             self.connections.check(signature)
@@ -117,12 +117,12 @@ class SimulatedEngine:
         self.posted[id(work)] = work
         if signature.op == "send" and self.semantics.buffers(nbytes_of(operation.parts[0].inputs[0])):
             work.buffer()
-        for tell in events.posted:
-            tell(work)
+        for on_posted in events.posted:
+            on_posted(work)
         if not work.origin.blocking:
             self.unwaited[id(work)] = work
-            for tell in events.pending:
-                tell(work)
+            for on_pending in events.pending:
+                on_pending(work)
         try:
             for match in self._matches(work):
                 self._complete(match)

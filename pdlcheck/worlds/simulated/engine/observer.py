@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer", "Subscriptions"]
 
-_Tells = tuple[Callable[["SimulatedWork"], None], ...]
+_WorkEvent = tuple[Callable[["SimulatedWork"], None], ...]
 
 
 class Subscriptions:
@@ -29,14 +29,14 @@ class Subscriptions:
     # an operation, from the post to the moment when its rank has the results
     before_post: tuple[Callable[[Operation, Post], None], ...] = ()
     posting: tuple[Callable[[Signature], None], ...] = ()
-    posted: _Tells = ()
-    pending: _Tells = ()
+    posted: _WorkEvent = ()
+    pending: _WorkEvent = ()
     matched: tuple[Callable[[Sequence[SimulatedWork]], None], ...] = ()
-    waits: _Tells = ()
-    waited: _Tells = ()
-    polled: _Tells = ()
-    future_taken: _Tells = ()
-    finished: _Tells = ()
+    waits: _WorkEvent = ()
+    waited: _WorkEvent = ()
+    polled: _WorkEvent = ()
+    future_taken: _WorkEvent = ()
+    finished: _WorkEvent = ()
     # other acts of a rank
     accumulates: tuple[Callable[[int, Tensor], None], ...] = ()
     backward_ended: tuple[Callable[[int], None], ...] = ()
