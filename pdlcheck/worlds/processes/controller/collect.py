@@ -138,7 +138,7 @@ class Collector:
         return len(self._after) == len(self._members) and (self._referee is not None or not failed)
 
     def heard(self) -> list[bytes]:
-        """Return the warnings of the ranks that have returned, in rank order; see ``heard.py``."""
+        """Return the warnings of the ranks that have returned, in rank order; see ``warning_relay.py``."""
         return [self._heard[rank] for rank in sorted(self._heard)]
 
     def groups(self) -> int:

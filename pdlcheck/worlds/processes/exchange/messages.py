@@ -81,7 +81,7 @@ class Start(Message):
     ``hosts_store`` is True if this rank hosts the store at ``host`` and ``port``: rank 0, or no rank.
     ``variables`` are the rank's own environment variables. ``device``
     is ``cpu`` or ``cuda``. ``board`` is True if the ranks share memory, see ``board.py``. ``take_turns`` is explained
-    in ``taking_turns.py``. ``comm_wrappers`` are modules whose callers reports show. ``cuda_as_cpu`` is True if CUDA
+    in ``batch_scheduling.py``. ``comm_wrappers`` are modules whose callers reports show. ``cuda_as_cpu`` is True if CUDA
     code runs on the CPU.
     """
 
@@ -138,7 +138,7 @@ class Call(Message):
     With a ``seed``, the rank first replaces the settings that earlier calls left by ``settings``, and seeds its random
     streams. ``group`` selects the default group for this call and those that follow: ``kept``, the present one;
     ``new``, a new one after the rank has left its groups; ``none``, no group. ``ears`` controls the warnings, see
-    ``heard.py``.
+    ``warning_relay.py``.
     """
 
     call: int

@@ -1,7 +1,7 @@
 """The main program of a template: take a rank's place without a group, do the common work of all forks, fork ranks.
 
 User code runs once in a template, and every fork has its effects. That is right for effects in memory. If there are
-other effects, the template reports that it is unfit, and ends; see ``unfit.py``.
+other effects, the template reports that it is unfit, and ends; see ``fork_safety.py``.
 """
 
 from __future__ import annotations
