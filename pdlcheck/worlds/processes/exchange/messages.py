@@ -78,11 +78,10 @@ class Message:
 class Start(Message):
     """The first message: the place and the settings of the rank.
 
-    ``hosts_store`` is True if this rank hosts the store at ``host`` and ``port``: rank 0, or no rank.
-    ``variables`` are the rank's own environment variables. ``device``
-    is ``cpu`` or ``cuda``. ``board`` is True if the ranks share memory, see ``board.py``. ``take_turns`` is explained
-    in ``batch_scheduling.py``. ``comm_wrappers`` are modules whose callers reports show. ``cuda_as_cpu`` is True if CUDA
-    code runs on the CPU.
+    ``hosts_store`` is True if this rank hosts the store at ``host`` and ``port``: rank 0, or no rank. ``variables`` are
+    the rank's own environment variables. ``device`` is ``cpu`` or ``cuda``. ``board`` is True if the ranks share
+    memory, see ``board.py``. ``take_turns`` is explained in ``batch_scheduling.py``. ``comm_wrappers`` are modules whose
+    callers reports show. ``cuda_as_cpu`` is True if CUDA code runs on the CPU.
     """
 
     rank: int
