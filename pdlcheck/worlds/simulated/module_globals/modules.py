@@ -1,8 +1,9 @@
 """Modules whose globals each simulated rank has for itself, as a process has; ``own_globals`` of a world names them.
 
 Code that keeps its groups there, such as Megatron's ``parallel_state`` and similar modules, can then run on simulated
-ranks. The modules hold the controller's contents while no rank runs (``mutable_state.py``). When a rank gets its turn, its differences are put there, and they are taken away when the turn ends. Finding the differences takes time
-in proportion to the contents of the modules, about 50 ns a name.
+ranks. The modules hold the controller's contents while no rank runs (``mutable_state.py``). When a rank gets its turn,
+its differences are put there, and they are taken away when the turn ends. Finding the differences takes time in
+proportion to the contents of the modules, about 50 ns a name.
 """
 
 from __future__ import annotations
