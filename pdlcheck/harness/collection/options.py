@@ -5,6 +5,7 @@ Each option has one name that no other plugin uses, ``--pdl-NAME``. ``short_name
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -84,6 +85,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "RANK",
         "help": "give the terminal to the debugger of this rank, at breakpoint() and at its failure; the others wait",
     },
+    "plain": {
+        "action": "store_true",
+        "default": bool(os.environ.get("PDLCHECK_PLAIN")),
+        "help": "take no fast paths, where pdlcheck does pytest's own work in less time: to find out whether one of "
+        "them disagrees with a plugin or a new pytest; also the environment variable PDLCHECK_PLAIN=1",
+    },
     "require-gpu": {
         "action": "store_true",
         "help": "a test that needs CUDA fails where there is none, instead of being skipped",
@@ -94,7 +101,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "skipped",
     },
 }
-_WITHOUT_SHORT_NAME = {"launch", "seed"}
+_WITHOUT_SHORT_NAME = {"launch", "plain", "seed"}
 SHORT_NAMES = {f"--{name}": f"{PREFIX}{name}" for name in _OPTIONS if name not in _WITHOUT_SHORT_NAME}
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from pdlcheck.harness.collection.cases import Case, begins_with_group
 from pdlcheck.harness.collection.same_parameters import note_differing, require_same_parameters
+from pdlcheck.harness.fastpath.log_handlers import attach_quickly
+from pdlcheck.harness.fastpath.prefetch import prefetchable_item
+from pdlcheck.harness.fastpath.single_message import fits_single_message
 from pdlcheck.harness.reporting.verdicts import verdict
-from pdlcheck.harness.running.at_once import needs_one_message
 from pdlcheck.harness.running.folders import has_failed, shared_path
-from pdlcheck.harness.running.loggers import attach_quickly
 from pdlcheck.harness.running.next_item import Following, next_on_the_same_ranks
 from pdlcheck.harness.running.time_limits import not_counted, read_marker, seconds_left
-from pdlcheck.item_runners.processes.early import begins_early
 from pdlcheck.item_runners.processes.rank import session as rank_session
 from pdlcheck.item_runners.processes.rank.session_description import SessionDescription, describe
 from pdlcheck.item_runners.processes.rank_output import RankOutput
@@ -40,7 +40,7 @@ class ProcessItem:
         self._stack = ExitStack()
         self._ranks: ProcessRanks | None = None
         self._output = RankOutput(item, case.world_size)
-        self._at_once = needs_one_message(item)
+        self._at_once = fits_single_message(item)
         self._where = _where(item)
         self._early = self._where if self._at_once else None  # the key of a call that may already run
         self._begun = False  # the ranks may hold fixtures of the item
@@ -84,7 +84,7 @@ class ProcessItem:
 
     def _begin_next(self) -> None:
         """Let the ranks run the next item while this process reports the current one."""
-        following = begins_early(self._item)
+        following = prefetchable_item(self._item)
         if following is None or self._world.isolation != "pool" or self._output.live:
             return
         assert self._ranks is not None

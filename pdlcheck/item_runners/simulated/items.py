@@ -34,15 +34,15 @@ from pdlcheck.faults import DrawnFaults
 from pdlcheck.harness.collection.cases import CASE, Case, begins_with_group
 from pdlcheck.harness.collection.marker_validation import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules
+from pdlcheck.harness.fastpath.log_handlers import attach_quickly
+from pdlcheck.harness.fastpath.single_message import fits_single_message
 from pdlcheck.harness.reporting.properties import Properties, record
 from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
-from pdlcheck.harness.running.at_once import needs_one_message
 from pdlcheck.harness.running.cancelled_fixtures import is_stopped
 from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
-from pdlcheck.harness.running.loggers import attach_quickly
 from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.item_runners.simulated.own_fixtures import (
     follow,
@@ -84,7 +84,7 @@ class SimulatedItem:
         self._own_devices = world.device == "cuda" and world.cuda_as_cpu
         self._ranks: list[RankFixtures] = []
         self._stack = ExitStack()
-        self._at_once = needs_one_message(item)
+        self._at_once = fits_single_message(item)
         self._is_async = False
         self._is_late = False
         self._given_up = False  # a time limit has ended the set-up

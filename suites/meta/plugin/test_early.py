@@ -39,7 +39,7 @@ def begun(monkeypatch):
 
 
 @pytest.mark.parametrize("conftest", ["", REPORTS])
-def test_an_item_that_asks_for_nothing_but_ranks_begins_early(run, begun, conftest):
+def test_an_item_that_asks_for_nothing_but_ranks_prefetchable_item(run, begun, conftest):
     middle = '@pytest.mark.parametrize("x", [1, 2])\n@W\ndef test_middle(rank, x): dist.barrier()\n'
     run(BEFORE + middle + AFTER, conftest=conftest).assert_outcomes(passed=4)
     assert begun == ["test_middle[gloo-2-1]", "test_middle[gloo-2-2]", "test_after[gloo-2]"]

@@ -25,8 +25,8 @@ from pdlcheck.compat.pytest.logging import (
     set_log_phases,
 )
 from pdlcheck.compat.pytest.reports import TerminalWriter, require_text, xml_key
+from pdlcheck.harness.fastpath.log_handlers import Destinations, all_have
 from pdlcheck.harness.reporting.rank_benchmarks import note_benchmarks
-from pdlcheck.harness.running.loggers import Destinations, all_have
 from pdlcheck.item_runners.processes.rank.outside_root import keep_node_ids
 from pdlcheck.worlds.journal import note
 

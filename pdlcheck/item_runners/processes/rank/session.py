@@ -43,8 +43,9 @@ from pdlcheck.compat.pytest.reports import TerminalRepr, TerminalWriter, Traceba
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection.cases import IN_RANK
 from pdlcheck.harness.conftest_hooks import of_conftest_files
+from pdlcheck.harness.fastpath.single_message import only_own_teardown
+from pdlcheck.harness.fastpath.skip_report import needs_report, note_passed
 from pdlcheck.harness.reporting.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
-from pdlcheck.harness.running.at_once import only_own_teardown
 from pdlcheck.harness.running.cancelled_fixtures import finish_stopped_fixtures, note_stop
 from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
@@ -60,7 +61,6 @@ from pdlcheck.item_runners.processes.rank.hooks import (
     note_for_xml,
     note_shown_fixtures,
 )
-from pdlcheck.item_runners.processes.rank.passed import needs_report, note_passed
 from pdlcheck.item_runners.processes.rank.session_description import SessionDescription
 from pdlcheck.item_runners.processes.rank.settings import RankSettings
 from pdlcheck.item_runners.processes.rank.terminal import silent_reporter

@@ -80,8 +80,8 @@ class Start(Message):
 
     ``hosts_store`` is True if this rank hosts the store at ``host`` and ``port``: rank 0, or no rank. ``variables`` are
     the rank's own environment variables. ``device`` is ``cpu`` or ``cuda``. ``board`` is True if the ranks share
-    memory, see ``board.py``. ``take_turns`` is explained in ``batch_scheduling.py``. ``comm_wrappers`` are modules whose
-    callers reports show. ``cuda_as_cpu`` is True if CUDA code runs on the CPU.
+    memory, see ``board.py``. ``take_turns`` is explained in ``batch_scheduling.py``. ``comm_wrappers`` are modules
+    whose callers reports show. ``cuda_as_cpu`` is True if CUDA code runs on the CPU.
     """
 
     rank: int

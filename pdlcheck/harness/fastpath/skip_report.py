@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdlcheck.compat.pytest.items import results_key
+from pdlcheck.harness.fastpath.switch import is_plain
 
 __all__ = ["needs_report", "note_passed"]
 
@@ -19,6 +20,8 @@ _known = pytest.StashKey[tuple[list[Any], list[str]]]()
 
 def needs_report(item: pytest.Function, when: str) -> bool:
     """Return whether a hook could do something with the report of a phase that passed."""
+    if is_plain(item.config):
+        return True
     hooks = item.ihook.pytest_runtest_makereport.get_hookimpls()
     impls, others = item.config.stash.get(_known, ([], []))
     if hooks != impls:  # by identity: they differ if conftest files were loaded or do not apply

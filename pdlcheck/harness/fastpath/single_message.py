@@ -15,9 +15,10 @@ import pytest
 from pdlcheck.compat.pytest.config import conftest_files
 from pdlcheck.compat.pytest.fixtures import definitions_of, is_direct_parameter
 from pdlcheck.compat.pytest.items import set_up_state
+from pdlcheck.harness.fastpath.switch import is_plain
 from pdlcheck.harness.running.examples import RANK_FIXTURES, is_property
 
-__all__ = ["needs_one_message", "only_own_teardown"]
+__all__ = ["fits_single_message", "only_own_teardown"]
 
 _OURS = RANK_FIXTURES - {"subject"}  # it fails if --subject cannot be loaded
 _HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_setup", "pytest_fixture_post_finalizer")
@@ -25,12 +26,14 @@ _HOOKS = ("pytest_runtest_setup", "pytest_runtest_teardown", "pytest_fixture_set
 _looked_at = pytest.StashKey[tuple[frozenset[object], bool]]()  # the conftest files; whether one has such a hook
 
 
-def needs_one_message(item: pytest.Function) -> bool:
+def fits_single_message(item: pytest.Function) -> bool:
     """Return, in the controller, whether all phases of an item may share one message.
 
     Such an item uses only our own fixtures, is no property (those have many examples), and no conftest file has a hook
     for it. With ``--setup-show``, each phase is shown, so none may share a message.
     """
+    if is_plain(item.config):
+        return False
     known = all(name == "request" or _is_known(item, name) for name in item.fixturenames)
     return known and not is_property(item) and not _users_hooks(item) and not item.config.getoption("setupshow", False)
 

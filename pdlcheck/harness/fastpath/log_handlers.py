@@ -22,6 +22,7 @@ from pdlcheck.compat.pytest.logging import (
     set_log_phases,
 )
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.fastpath.switch import is_plain
 from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["Destinations", "all_have", "attach_quickly"]
@@ -66,7 +67,7 @@ def attach_quickly(config: pytest.Config) -> None:
     processes run the test, no user code runs here between its phases, so one search at set-up is enough.
     """
     plugin = logging_plugin(config)
-    if plugin is None or _is_quick in config.stash or has_generator_phases(plugin):
+    if plugin is None or is_plain(config) or _is_quick in config.stash or has_generator_phases(plugin):
         return
     config.stash[_is_quick] = True
     set_log_phases(plugin, _Quick(plugin).runtest_for)

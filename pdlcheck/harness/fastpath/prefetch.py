@@ -10,10 +10,11 @@ from __future__ import annotations
 import pytest
 
 from pdlcheck.harness.collection import cases
-from pdlcheck.harness.running.at_once import needs_one_message
+from pdlcheck.harness.fastpath.single_message import fits_single_message
+from pdlcheck.harness.fastpath.switch import is_plain
 from pdlcheck.harness.running.next_item import next_of, remember_next
 
-__all__ = ["begins_early"]
+__all__ = ["prefetchable_item"]
 
 # Hooks that report, such as pytest_runtest_logreport, may come from any plugin. A worker of pytest-xdist has its own
 # runtestloop, which receives only one item ahead.
@@ -32,12 +33,12 @@ _looked_at = pytest.StashKey[tuple[int, bool]]()  # the number of plugins; wheth
 _places = pytest.StashKey[dict[pytest.Item, int]]()
 
 
-def begins_early(item: pytest.Function) -> pytest.Function | None:
+def prefetchable_item(item: pytest.Function) -> pytest.Function | None:
     """Return the next item if it may begin on the ranks of ``item``, which has passed there; otherwise None."""
     config, session, following = item.config, item.session, next_of(item)
     if not isinstance(following, pytest.Function) or cases.case_of(following) != cases.case_of(item):
         return None
-    if session.shouldfail or session.shouldstop or config.getoption("pdl_rank_pdb") is not None:
+    if is_plain(config) or session.shouldfail or session.shouldstop or config.getoption("pdl_rank_pdb") is not None:
         return None
     if not _knows_plugins(config):
         return None
@@ -45,7 +46,7 @@ def begins_early(item: pytest.Function) -> pytest.Function | None:
         return None
     if not (cases.begins_with_group(item) and cases.begins_with_group(following)):
         return None
-    return following if needs_one_message(following) and _remember_the_one_after(item, following) else None
+    return following if fits_single_message(following) and _remember_the_one_after(item, following) else None
 
 
 def _knows_plugins(config: pytest.Config) -> bool:
