@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 world_disagreement.Differing(config), "pdlcheck.item_runners.simulated.world_disagreement"
             )
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
-        from pdlcheck.item_runners.terminal import debug_simulated
+        from pdlcheck.item_runners.simulated.debugging import debug_simulated
 
         debug_simulated(config, config.getoption("--pdl-rank-pdb"))
 
@@ -130,7 +130,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Close the worlds, and stop listening for the debugger of a rank."""
     close_worlds(config)
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
-        from pdlcheck.item_runners.terminal import take_back
+        from pdlcheck.item_runners.processes.lent_terminal import take_back
 
         take_back(config)
 

@@ -54,6 +54,7 @@ __all__ = [
     "POLLS_S",
     "RAY_ROOM_S",
     "REMINDER_S",
+    "REMOTE_END_S",
     "REMOTE_JOIN_S",
     "REMOTE_LOOK_S",
     "REPORTS_S",
@@ -178,6 +179,8 @@ LAUNCHED_INTERRUPT_S = 5.0
 
 # Limit for the processes of a remote world to reach the controller: a cluster may have to start a machine.
 REMOTE_JOIN_S = 120.0
+# Limit for such processes to end after they were killed.
+REMOTE_END_S = 5.0
 # Pause between two looks whether such a process still runs.
 REMOTE_LOOK_S = 0.2
 # Limit for a Ray cluster to find room for the ranks: it may start a machine.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import platform
 import sys
 import warnings
 from collections.abc import Callable
@@ -224,6 +223,8 @@ def _refuse(row: PrivateName) -> NoReturn:
 
 
 def _with_version(library: str) -> str:
+    import platform
+
     version = platform.python_version() if library == "python" else importlib.metadata.version(library)
     return f"{library} {version}"
 
@@ -240,9 +241,9 @@ def _has(path: str, attribute: str) -> bool:
     if hasattr(owner, attribute):
         return True
     if isinstance(owner, type):
-        return any(
-            attribute in getattr(base, "__annotations__", ()) or _names(base, attribute) for base in owner.__mro__
-        )
+        from inspect import get_annotations  # reading __annotations__ would give a class without them an empty one
+
+        return any(attribute in get_annotations(base) or _names(base, attribute) for base in owner.__mro__)
     return isinstance(owner, FunctionType) and _mentions(owner, attribute)
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from pdlcheck.compat.private import warn_of_missing
 from pdlcheck.harness.collection import cases, marker_ownership
-from pdlcheck.harness.running.item_runner import runner_of
 from pdlcheck.harness.running.open_worlds import close_worlds, open_worlds
 from pdlcheck.worlds.registry import is_simulated
 
@@ -147,6 +146,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker_validation.require_sense(item)
     if cases.world_of(item) is None:
         for world in open_worlds(item.config):
+            from pdlcheck.harness.running.item_runner import runner_of
+
             runner_of(world).suspend(world)
     else:
         from pdlcheck.harness.running import worlds
@@ -248,6 +249,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return
+        from pdlcheck.harness.running.item_runner import runner_of
+
         with runner_of(world).limited(item, world), debugged_rank.noting_world_sizes(item, world):
             yield
 
@@ -272,11 +275,11 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any], rep
     rank, debugs = node.config.getoption("--pdl-rank-pdb"), node.config.getoption("usepdb", False)
     case = cases.case_of(node) if (rank is not None) != debugs else None
     if case is not None and rank is None and not is_simulated(case.world):
-        from pdlcheck.item_runners.terminal import tell_where_the_ranks_are
+        from pdlcheck.item_runners.processes.lent_terminal import tell_where_the_ranks_are
 
         tell_where_the_ranks_are(node, call)
     if case is not None and rank is not None and is_simulated(case.world):
-        from pdlcheck.item_runners.terminal import post_mortem_on_sim
+        from pdlcheck.item_runners.simulated.debugging import post_mortem_on_sim
 
         post_mortem_on_sim(node, call, report, rank)
 

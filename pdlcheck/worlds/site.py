@@ -11,7 +11,7 @@ from traceback import walk_tb
 __all__ = ["is_ours", "site_of"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("worlds", "harness"))
+_OURS = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("harness", "item_runners", "worlds"))
 
 
 def is_ours(path: str) -> bool:

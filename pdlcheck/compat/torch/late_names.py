@@ -15,6 +15,11 @@ __all__: list[str] = []
 for _one in CONTEXTS:
     _one.register()
 name(
+    "torch.distributed.tensor.DTensor._local_tensor",
+    "the local shard of a DTensor, which has the memory",
+    lost="DTensors under --cuda-as-cpu",
+)
+name(
     ".".join(STANCE),
     "functions given to torch.compile, which simulated ranks run as they are written",
     lost="the second simulated rank runs the compiled code of the first one",

@@ -59,9 +59,8 @@ def sparse_values(tensor: Tensor) -> Tensor:
     return tensor._values()
 
 
-@uses("torch.distributed.tensor.DTensor._local_tensor", lost="DTensors under --cuda-as-cpu")
 def local_tensor(tensor: Tensor) -> Any:
-    """Return the local shard of a DTensor, which has the memory; None for other tensors."""
+    """Return the local shard of a DTensor, which has the memory; None for other tensors."""  # in late_names.py
     return getattr(tensor, "_local_tensor", None)
 
 

@@ -33,19 +33,20 @@ def open_world(config: pytest.Config, name: str | None, *, timed: bool = False) 
     from pdlcheck.worlds import get_world
 
     name = name or world_names(config)[0]
-    runner, worlds = runner_of(name), worlds_by_name(config)
-    unwatched = runner.timed_options() if timed else {}
-    key = f"{name}, timed" if unwatched else name
-    if key not in worlds:
-        device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
-        try:
+    worlds = worlds_by_name(config)
+    try:
+        runner = runner_of(name)
+        unwatched = runner.timed_options() if timed else {}
+        key = f"{name}, timed" if unwatched else name
+        if key not in worlds:
+            device, seed = config.getoption("--pdl-rank-device"), config.getoption("--pdl-seed")
             cuda = {"cuda_as_cpu": True} if runs_cuda_as_cpu(config) else {}
             options = {"comm_wrappers": config.getini("pdlcheck_comm_wrappers"), **runner.options(config, name)}
             world = get_world(name, device=device, seed=seed, **cuda, **options, **unwatched)
             world.check()
-        except WorldUnavailable as missing:
-            raise skip_or_fail(config, str(missing)) from None
-        worlds[key] = world
+            worlds[key] = world
+    except WorldUnavailable as missing:
+        raise skip_or_fail(config, str(missing)) from None
     return worlds[key]
 
 

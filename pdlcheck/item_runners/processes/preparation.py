@@ -25,7 +25,7 @@ def options_of_processes(config: pytest.Config) -> dict[str, Any]:
     rank = config.getoption("--pdl-rank-pdb")
     terminal = None
     if rank is not None:
-        from pdlcheck.item_runners.terminal import lend
+        from pdlcheck.item_runners.processes.lent_terminal import lend
 
         terminal = lend(config, rank)
     preparation = _Preparation(rank_coverage.settings_of(config), terminal)

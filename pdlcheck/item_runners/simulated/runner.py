@@ -10,7 +10,7 @@ import pytest
 
 from pdlcheck.harness.collection.cases import Case
 from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
-from pdlcheck.harness.collection.markers import semantics_of
+from pdlcheck.harness.collection.markers import isolation_of, semantics_of
 from pdlcheck.harness.running.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.time_budgets import LIMIT_S
@@ -75,6 +75,7 @@ def adapt() -> None:
 
 def prepare(item: pytest.Item, world: World) -> None:
     """Set the semantics, and drop another test's measurements; ranks are always new for each test."""
+    isolation_of(item)  # it has no effect here, and wrong arguments are named in every world
     simulated = _simulated(world)
     simulated.semantics = semantics_of(item)
     simulated.measures.forget()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from pdlcheck.errors import WorldUnavailable
-from pdlcheck.time_budgets import REMOTE_JOIN_S, REMOTE_LOOK_S
+from pdlcheck.time_budgets import LOOK_S, REMOTE_END_S, REMOTE_JOIN_S, REMOTE_LOOK_S
 from pdlcheck.worlds.agents.door import Door
 from pdlcheck.worlds.agents.handle import Agent, AgentProcess, require_same_software
 from pdlcheck.worlds.agents.interfaces import outward_address
@@ -98,11 +98,17 @@ class RemotePlacement:
             agent.control.close()
         for job in self._jobs.values():
             job.kill()
+        self._await_ends()
         self._agents.clear()
         self._jobs.clear()
         if self._door is not None:
             self._door.close()
             self._door = None
+
+    def _await_ends(self) -> None:
+        until = time.monotonic() + REMOTE_END_S
+        while any(job.poll() is None for job in self._jobs.values()) and time.monotonic() < until:
+            time.sleep(LOOK_S)
 
     def _join(self, ranks: Sequence[int]) -> None:
         """Start the processes that do not run, and wait until each of them has said ``Hello``."""

@@ -17,8 +17,8 @@ import pytest
 
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.launch.environment import Launch
+from pdlcheck.worlds.agents import door as door_module
 from pdlcheck.worlds.agents.door import Door, enter
-from pdlcheck.worlds.launched import door as door_module
 from pdlcheck.worlds.launched import meeting
 from pdlcheck.worlds.launched.meeting import Listener, reach
 from pdlcheck.worlds.launched.meeting_file import MeetingFile

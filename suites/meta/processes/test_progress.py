@@ -21,7 +21,8 @@ from pdlcheck.operations.table import METHODS
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.observe import Operation, Signature
 from pdlcheck.worlds.processes import ProcessWorld
-from pdlcheck.worlds.processes.exchange.board import ABSENT, ASKS, GOES, POSTED, WAITS, place_of
+from pdlcheck.worlds.processes.exchange.agreement import ABSENT, ASKS, GOES, POSTED, WAITS
+from pdlcheck.worlds.processes.exchange.board import place_of
 from pdlcheck.worlds.processes.exchange.meeting import Meetings
 from pdlcheck.worlds.processes.exchange.messages import Asks, Refuse
 from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator

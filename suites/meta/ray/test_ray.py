@@ -25,7 +25,7 @@ def cluster():
     made.shutdown()
 """
 TESTS = '''
-import os, signal
+import os, signal, time
 import pytest, ray, torch, torch.distributed as dist
 from pdlcheck.worlds import get_world
 from pdlcheck.errors import RankDied, WorldTooSmall
@@ -66,7 +66,8 @@ def test_an_actor_that_is_killed_is_told_and_started_again(world):
     def killed():
         if dist.get_rank() == 0:
             os.kill(actors[1], signal.SIGKILL)
-        dist.barrier()
+            dist.recv(torch.empty(1), src=1)
+        time.sleep(30)
 
     with pytest.raises(RankDied, match="rank 1 went down with the process that had forked it"):
         world.run(killed, world_size=2)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -101,7 +102,8 @@ def test_a_process_that_is_killed_is_reported_and_started_again(mine, machine):
     def killed(pid):
         if dist.get_rank() == 0:
             os.kill(pid, signal.SIGKILL)
-        dist.barrier()
+            dist.recv(torch.empty(1), src=1)
+        time.sleep(30)
 
     with pytest.raises(RankDied, match="rank 1 went down with the process that had forked it"):
         mine.run(killed, processes[1].pid, world_size=2)

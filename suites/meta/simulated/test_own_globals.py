@@ -359,8 +359,8 @@ def test_modules_that_it_takes_together_are_found_by_halving():
         tried.append(names)
         return {"b", "g"} <= set(names)
 
-    assert cause._few("abcdefgh", holds, until=float("inf")) == ["b", "g"]
-    assert cause._few("abcdefgh", lambda names: "f" in names, until=float("inf")) == "f"
+    assert cause._few("abcdefgh", holds, cause._Trials()) == ["b", "g"]
+    assert cause._few("abcdefgh", lambda names: "f" in names, cause._Trials()) == "f"
     assert len(tried) < 15
 
 

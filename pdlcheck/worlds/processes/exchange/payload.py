@@ -36,6 +36,7 @@ __all__ = [
 
 Modules = tuple[tuple[str, str], ...]  # names and files
 
+_OUR_OWN = ("pdlcheck.harness.", "pdlcheck.item_runners.")
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
@@ -264,8 +265,8 @@ def _dumps(value: Any, modules: dict[tuple[str, str], None] | None = None) -> by
 
 
 def is_our_own(fn: Callable[..., Any]) -> bool:
-    """Return whether the function belongs to pdlcheck's harness: any rank can import it."""
-    return str(getattr(fn, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.harness.")
+    """Return whether the function belongs to pdlcheck's item runners or harness: any rank can import it."""
+    return str(getattr(fn, "__module__", "")).startswith(_OUR_OWN)
 
 
 def _is_plain(value: Any, depth: int = 4) -> bool:

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from pdlcheck.compat.pytest.terminal import PdbInvoke, break_at
 from pdlcheck.item_runners.processes.rank.debugger import Terminal
 
-__all__ = ["debug_simulated", "lend", "post_mortem_on_sim", "take_back"]
+__all__ = ["lend", "take_back", "tell_where_the_ranks_are"]
 
 _lent: pytest.StashKey[_Lender] = pytest.StashKey()
 
@@ -97,19 +96,6 @@ def _ask(prompt: str) -> str:
         return ""
 
 
-def debug_simulated(config: pytest.Config, rank: int) -> None:
-    """Let ``breakpoint()`` stop only in the chosen simulated rank; outside of ranks, it works as in pytest."""
-    import torch.distributed as dist
-
-    def at_breakpoint(*args: Any, **kwargs: Any) -> None:
-        if dist.is_initialized() and dist.get_rank() != rank:
-            return
-        break_at(sys._getframe().f_back)
-
-    before, sys.breakpointhook = sys.breakpointhook, at_breakpoint
-    config.add_cleanup(lambda: setattr(sys, "breakpointhook", before))
-
-
 def tell_where_the_ranks_are(node: pytest.Item, call: pytest.CallInfo[Any]) -> None:
     """Print how to debug a rank, before ``--pdb`` shows the controller's frames.
 
@@ -120,11 +106,3 @@ def tell_where_the_ranks_are(node: pytest.Item, call: pytest.CallInfo[Any]) -> N
     rank = told[1] if told else 0
     words = f"--pdb is the controller's, without the frames of the ranks: --rank-pdb {rank} has them"
     node.config.get_terminal_writer().line(f"\n{words}")
-
-
-def post_mortem_on_sim(node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport, rank: int) -> None:
-    """Open pytest's own debugger at the failure of a simulated rank, if it is the chosen rank."""
-    assert call.excinfo is not None
-    told = re.match(r"rank (\d+) of ", "\n".join(getattr(call.excinfo.value, "__notes__", [])))
-    if told is None or int(told[1]) == rank:
-        PdbInvoke().pytest_exception_interact(node, call, report)
