@@ -244,7 +244,7 @@ def _has(path: str, attribute: str) -> bool:
         from inspect import get_annotations  # reading __annotations__ would give a class without them an empty one
 
         return any(attribute in get_annotations(base) or _names(base, attribute) for base in owner.__mro__)
-    return isinstance(owner, FunctionType) and _mentions(owner, attribute)
+    return isinstance(owner, FunctionType) and attribute in (*owner.__code__.co_names, *owner.__code__.co_consts)
 
 
 def _resolve(path: str) -> Any:
@@ -276,19 +276,25 @@ def _module(path: str) -> Any:
 
 
 def _names(kind: type, attribute: str) -> bool:
-    """Return whether a method or property of a class names the attribute, so that instances have it."""
+    """Return whether a method or property of a class sets the attribute, so that instances have it."""
     own = vars(kind)
     init = own.get("__init__")  # most often it is this one
-    if isinstance(init, FunctionType) and _mentions(init, attribute):
+    if isinstance(init, FunctionType) and _assigns(init, attribute):
         return True
-    return any(_mentions(function, attribute) for value in own.values() for function in _functions_of(value))
+    return any(_assigns(function, attribute) for value in own.values() for function in _functions_of(value))
 
 
 def _functions_of(value: object) -> tuple[FunctionType, ...]:
-    """Return the functions behind a value in a class: a method, or a property."""
-    found = (value.fget, value.fset) if isinstance(value, property) else (value,)
+    """Return the functions behind a value in a class: a method of any kind, or a property."""
+    found = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
     return tuple(one for one in found if isinstance(one, FunctionType))
 
 
-def _mentions(function: FunctionType, attribute: str) -> bool:
-    return attribute in function.__code__.co_names or attribute in function.__code__.co_consts
+def _assigns(function: FunctionType, attribute: str) -> bool:
+    """Return whether a function sets the attribute, by a statement or by a string."""
+    code = function.__code__
+    if attribute not in code.co_names:
+        return attribute in code.co_consts
+    from dis import get_instructions
+
+    return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in get_instructions(code))

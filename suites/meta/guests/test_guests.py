@@ -53,4 +53,4 @@ def test_a_session_without_ranks_imports_little(tmp_path):
     *_, text = outcome(tmp_path, Project({}, ("-s",)))
     (line,) = re.findall("^.*ours (.*)$", text, re.M)
     assert {"pdlcheck.plugin", "pdlcheck.harness.collection.cases"} <= {*line.split()}, text
-    assert len(line.split()) <= 21, f"the plugin imports more than it did: {line}"
+    assert len(line.split()) <= 28, f"the plugin imports more than it did: {line}"

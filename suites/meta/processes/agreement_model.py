@@ -103,7 +103,8 @@ class Model(Controller):
                 yield from (
                     (f"rank {number}: {name}", _of(number, step)) for name, step in self._steps_of(number, rank)
                 )
-            if number in self.program.mortal and rank.ended != "dead" and number not in self.over:
+            # If a rank dies later, its peers learn it from the real group: the connection is closed.
+            if number in self.program.mortal and not rank.ended:
                 yield f"rank {number} dies", _of(number, Model._die)
             if self.up[number]:
                 yield f"controller reads {self.up[number][0]} of rank {number}", _of(number, Model._receive)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pdlcheck.errors import CollectiveMismatch, Deadlock
+from pdlcheck.operations.table import METHODS
 from pdlcheck.worlds.observe import Operation, Signature
 from pdlcheck.worlds.outcome import Raised, Returned
 from pdlcheck.worlds.processes.controller.arbiter import Arbiter
@@ -275,8 +276,8 @@ class RealRank:
             splits=splits,
             where=f"train.py:{do.name}",
         )
-        group = SimpleNamespace(all_reduce=self.launch, name=lambda: "gloo")
-        operation = Operation(signature, (), "all_reduce", (do.name,), is_async=do.what == "async")
+        group = SimpleNamespace(allreduce=self.launch, name=lambda: "gloo")
+        operation = Operation(signature, (), METHODS["allreduce"], (do.name,), is_async=do.what == "async")
         try:
             self.works[do.name] = self.coordinator.post(operation, group)
         except Exception as error:  # the controller has refused all operations

@@ -456,7 +456,7 @@ def test_a_thread_that_reads_what_the_controller_sends_does_not_wait_for_it_to_r
     """If both sides had much to send, each would wait for the other."""
     senders = []
     announcer, _ = announced(Seen(ABSENT), lambda report: senders.append(threading.get_ident()))
-    announcer._in_doubt.extend(announcer._open.values())
+    announcer._states.in_doubt.extend(announcer._open.values())
     announcer.advance(elsewhere=True)
     until(lambda: senders)
     assert senders != [threading.get_ident()]
