@@ -15,7 +15,7 @@ import pdlcheck.worlds.simulated.module_globals.cause  # noqa: F401
 
 from ..simulated import shared_globals
 
-SECTION = re.compile(r"^-+ worlds differ -+$\n((?:.|\n)*?)(?=^[-_=]{5,}|\Z)", re.MULTILINE)
+SECTION = re.compile(r"^-+ worlds differ -+$\n((?:.|\n)*?)(?=^[-_=]{5,}|^pdlcheck: |\Z)", re.MULTILINE)
 REPORT = re.compile(r"^_+ (\S.*?) _+$\n((?:.|\n)*?)(?=^_{5,} \S.* _{5,}$|^={5,})", re.MULTILINE)
 
 
