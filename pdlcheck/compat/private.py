@@ -279,15 +279,18 @@ def _names(kind: type, attribute: str) -> bool:
     """Return whether a method or property of a class sets the attribute, so that instances have it."""
     own = vars(kind)
     init = own.get("__init__")  # most often it is this one
-    if isinstance(init, FunctionType) and _assigns(init, attribute):
+    if any(_assigns(function, attribute) for function in _functions_of(init)):
         return True
     return any(_assigns(function, attribute) for value in own.values() for function in _functions_of(value))
 
 
 def _functions_of(value: object) -> tuple[FunctionType, ...]:
     """Return the functions behind a value in a class: a method of any kind, or a property."""
+    from inspect import unwrap  # imported by pytest anyway, and not needed in a session without ranks
+
     found = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-    return tuple(one for one in found if isinstance(one, FunctionType))
+    real = map(unwrap, filter(callable, found))  # a stand-in may be in force
+    return tuple(one for one in real if isinstance(one, FunctionType))
 
 
 def _assigns(function: FunctionType, attribute: str) -> bool:

@@ -79,6 +79,7 @@ def test_scores_are_those_of_the_dense_solution(name, method, vector):
         check_error_bound(subject, graph, tol=tol, reachable=True, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_in_many_blocks_and_two_precisions(weighted):
     graph = layered(3000, 2_400_000, weighted=weighted)

@@ -57,6 +57,7 @@ def test_float32_is_right_within_its_rounding(subject, version, graph):
     check_pagerank(partial(subject, dtype=torch.float32), graph, tol=left_over(version, 0.85))
 
 
+@pytest.mark.slow
 @pytest.mark.verifies("pagerank_v1")
 @given(graph=graphs(Graph.from_edges), damping=DAMPING)
 def test_all_versions_agree(graph, damping):

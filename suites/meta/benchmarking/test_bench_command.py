@@ -24,6 +24,7 @@ def bench(folder, *arguments, launcher=()):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_a_run_in_passes_is_one_file_of_pytest_benchmark(tmp_path):
     run = bench(tmp_path, "sampler", "--passes", "2", "--json", "a.json")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -242,6 +242,7 @@ def test_mismatch(rank):
     assert list(found) == ["test_timed[2ranks]"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="needs docs/: run it in a clone")
 def test_the_example_of_the_page_runs_as_it_stands(rows):
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

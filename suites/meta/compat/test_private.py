@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -67,6 +68,17 @@ def test_a_name_that_is_not_there_is_missing(path):
 )
 def test_a_name_that_is_there_is_found(path):
     assert PrivateName(path, "a test", "nothing").is_there()
+
+
+def test_an_attribute_is_found_behind_a_stand_in_for_the_method_that_sets_it(monkeypatch):
+    real = pytest.MonkeyPatch.__init__
+
+    @functools.wraps(real)
+    def stand_in(self):
+        real(self)
+
+    monkeypatch.setattr(pytest.MonkeyPatch, "__init__", stand_in)
+    assert PrivateName("_pytest.monkeypatch.MonkeyPatch._setattr", "a test", "nothing").is_there()
 
 
 def test_missing_lists_a_registered_name_that_the_library_lacks():

@@ -128,6 +128,7 @@ def assert_one_true_report(code: int, text: str, launcher: str) -> None:
     assert "rank 1 was killed by SIGKILL" in text
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     assert_one_true_report(*launched([*TORCHRUN, *PYTEST], tmp_path), "torchrun")
 
@@ -201,6 +202,7 @@ def address() -> str:
     return found
 
 
+@pytest.mark.slow
 def test_two_nodes_meet_by_tcp(tmp_path, address):
     """Most other tests meet by a shared file."""
     meeting_place = f"tcp://{address}:{free_port()}"

@@ -53,7 +53,7 @@ def seen(result):
     return [line for line in lines if line.startswith(("E ", ">", "test_", "FAILED", "SKIPPED", "WARNING"))]
 
 
-@pytest.mark.parametrize("world", ["sim", "gloo"])
+@pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_verdicts_and_reports_are_the_same_without_fast_paths(pytester, world):
     pytester.makepyfile(test_ranks=TESTS)
     with_them = pytester.runpytest_subprocess("--world", world, "-v", "-rs", "-p", "no:cacheprovider")
@@ -67,10 +67,10 @@ def test_verdicts_and_reports_are_the_same_without_fast_paths(pytester, world):
 def test_the_option_and_the_variable_switch_them_off(pytester, monkeypatch):
     pytester.makepyfile(test_ranks=TESTS)
     pytester.makeconftest(CONFTEST)
-    on = pytester.runpytest_subprocess("--world", "gloo", "-s", "-k", "sum")
-    on.stdout.fnmatch_lines(["*fit one message: [[]'test_sum[[]gloo-2[]]', 'test_sum_again[[]gloo-2[]]'[]]*"])
-    off = pytester.runpytest_subprocess("--world", "gloo", "-s", "-k", "sum", "--pdl-plain")
+    on = pytester.runpytest_subprocess("--world", "sim", "-s", "-k", "sum")
+    on.stdout.fnmatch_lines(["*fit one message: [[]'test_sum[[]sim-2[]]', 'test_sum_again[[]sim-2[]]'[]]*"])
+    off = pytester.runpytest_subprocess("--world", "sim", "-s", "-k", "sum", "--pdl-plain")
     off.stdout.fnmatch_lines(["*fit one message: [[][]]*"])
     monkeypatch.setenv("PDLCHECK_PLAIN", "1")
-    off = pytester.runpytest_subprocess("--world", "gloo", "-s", "-k", "sum")
+    off = pytester.runpytest_subprocess("--world", "sim", "-s", "-k", "sum")
     off.stdout.fnmatch_lines(["*fit one message: [[][]]*"])

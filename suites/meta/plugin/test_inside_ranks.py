@@ -42,6 +42,7 @@ def test_controller(world):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_world_run_is_refused_in_ranks(pytester, world):
     pytester.makepyfile(test_inner=f"{HEAD}\nKIND = {world!r}\n{SOURCE}")

@@ -68,6 +68,7 @@ def test_passes(rank): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_hook_that_turns_outcomes_round_does_so_once(run, world, options):

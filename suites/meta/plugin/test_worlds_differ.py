@@ -28,6 +28,7 @@ OF_RIGHT_TWINS = ON_GLOO | {"mutable_default": [[-1], [-1]], "appended_by_one": 
 INNOCENT = [(program.__name__, None) for program in shared_globals.INNOCENT]
 
 
+@pytest.mark.slow
 def test_each_broken_program_is_explained_and_no_twin_and_no_innocent(run_on_both):
     broken = [(program.__name__, ON_GLOO[program.__name__]) for program, _, _ in shared_globals.BROKEN]
     twins = [(twin.__name__, OF_RIGHT_TWINS[program.__name__]) for program, _, twin in shared_globals.BROKEN]

@@ -88,6 +88,7 @@ def test_a_replay_hashes_in_the_same_way_and_another_seed_in_another():
     assert not set(printed(1)) & set(first)
 
 
+@pytest.mark.slow
 def test_the_seed_of_the_environment_is_that_of_all_ranks():
     one, two = printed(0, chosen="5")
     assert one == two
