@@ -59,7 +59,7 @@ def refuse_copies_with_grad(operation: Operation) -> None:
     """Check the outputs of a call whose results gloo copies to them: autograd sees the copies.
 
     Raises:
-        RuntimeError: an output, or the tensor of which it is a view, is a leaf that requires grad.
+        RuntimeError: an output, or its base tensor, is a leaf that requires grad.
     """
     for output in _with_grad(operation):
         base = base_of(output)

@@ -158,7 +158,7 @@ class Counting(nn.Module):
     """A model whose output is the values of its buffers, for any input."""
 
     def __init__(self) -> None:
-        """Make three buffers, of which two are saved, and a weight."""
+        """Make a weight and three buffers; two of the buffers are saved."""
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.register_buffer("mean", torch.zeros(3))

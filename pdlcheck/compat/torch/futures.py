@@ -10,6 +10,6 @@ __all__ = ["Future"]
 
 Future: Any = take(
     "torch._C.Future",
-    "the base class of torch.futures.Future, of which hooks written in C++ return instances",
+    "the base class of torch.futures.Future; hooks written in C++ return its instances",
     lost="DistributedDataParallel takes no communication hooks",
 )

@@ -14,5 +14,5 @@ __all__ = ["whole_mesh"]
     lost="slices of a mesh of CUDA devices are of the CPU under --cuda-as-cpu",
 )
 def whole_mesh(mesh: Any) -> Any:
-    """Return the mesh of which a mesh is a slice; itself if it is none."""
+    """Return the mesh that a mesh was sliced from; the mesh itself if it is no slice."""
     return getattr(mesh, "_root_mesh", None) or mesh

@@ -43,7 +43,7 @@ def in_place_version(tensor: Tensor) -> int:
 
 @uses("torch.Tensor._base", lost="outputs that require grad are not refused as gloo refuses them")
 def base_of(tensor: Tensor) -> Tensor | None:
-    """Return the tensor of which this one is a view, to refuse views of leaves as outputs."""
+    """Return the base tensor of a view, to refuse views of leaves as outputs."""
     return tensor._base
 
 

@@ -110,7 +110,7 @@ def with_faults(world: World, faults: Sequence[Any]) -> Iterator[None]:
     finally:
         simulated.faults = ()
     if simulated.measures.runs == runs:
-        pytest.fail("the test is marked faults and ran nothing on its world: nobody suffered them", pytrace=False)
+        pytest.fail("the test is marked faults and ran nothing on its world, so none was injected", pytrace=False)
 
 
 def ranked_item(item: pytest.Function, case: Case, world: World) -> RankedItem:
