@@ -293,17 +293,16 @@ def pytest_runtest_makereport(
     if cases.runs_in_a_rank(item.config):
         return report
     if call.excinfo is not None:
-        from pdlcheck.harness.reporting.reports import take_expected
+        from pdlcheck.harness.reporting.reports import use_report_of_ranks
         from pdlcheck.harness.running.skips import MISSING
 
-        if cases.case_of(item) is not None:
-            take_expected(call.excinfo.value, report)
+        use_report_of_ranks(item, call, report)
         if hasattr(call.excinfo.value, MISSING):
             setattr(report, MISSING, True)
     if report.failed:
-        from pdlcheck.harness.reporting.reports import tell
+        from pdlcheck.harness.reporting.reports import add_sections
 
-        tell(item, call, report)
+        add_sections(item, call, report)
     if (world_name := cases.world_of(item)) is not None:
         from pdlcheck.harness.reporting.world_counts import mark
 

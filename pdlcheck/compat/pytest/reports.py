@@ -9,10 +9,10 @@ from pdlcheck.compat.private import take
 
 __all__ = [
     "ExceptionRepr",
+    "ReprEntry",
     "ReprExceptionInfo",
     "ReprFileLocation",
-    "ReprTracebackNative",
-    "TerminalRepr",
+    "ReprTraceback",
     "TerminalWriter",
     "TracebackEntry",
     "filter_traceback",
@@ -24,10 +24,10 @@ __all__ = [
 if TYPE_CHECKING:
     from _pytest._code.code import (
         ExceptionRepr,
+        ReprEntry,
         ReprExceptionInfo,
         ReprFileLocation,
-        ReprTracebackNative,
-        TerminalRepr,
+        ReprTraceback,
         TracebackEntry,
         filter_traceback,
     )
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 else:
     _FAILURE, _LOST = "the report of a failure on a rank", "reports of failures on ranks"
     ExceptionRepr = take("_pytest._code.code.ExceptionRepr", _FAILURE, lost=_LOST)
+    ReprEntry = take("_pytest._code.code.ReprEntry", _FAILURE, lost=_LOST)
     ReprExceptionInfo = take("_pytest._code.code.ReprExceptionInfo", _FAILURE, lost=_LOST)
     ReprFileLocation = take("_pytest._code.code.ReprFileLocation", _FAILURE, lost=_LOST)
-    ReprTracebackNative = take("_pytest._code.code.ReprTracebackNative", _FAILURE, lost=_LOST)
-    TerminalRepr = take("_pytest._code.code.TerminalRepr", _FAILURE, lost=_LOST)
+    ReprTraceback = take("_pytest._code.code.ReprTraceback", _FAILURE, lost=_LOST)
     TerminalWriter = take("_pytest._io.TerminalWriter", _FAILURE, lost=_LOST)
     TracebackEntry = Any
     filter_traceback = take(

@@ -1,35 +1,23 @@
-"""The report of a failure: the rank's own report, hints, and the replay command."""
+"""The report of a failed item: the merged report of its ranks, hints, and the replay command."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from traceback import walk_tb
 from typing import Any
 
 import pytest
 
-from pdlcheck.compat.pytest.reports import (
-    ExceptionRepr,
-    ReprExceptionInfo,
-    ReprFileLocation,
-    ReprTracebackNative,
-    TerminalWriter,
-)
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection import cases, cuda_as_cpu
 from pdlcheck.harness.collection.drawn_at_import import differs_between_ranks
 from pdlcheck.harness.collection.schedules import FOUND
 from pdlcheck.harness.collection.short_names import name_of
+from pdlcheck.harness.reporting.rank_reports import add_notes, rank_reports, show_text
 from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.registry import is_simulated
 
-__all__ = ["RANK_CRASH", "RANK_MESSAGE", "RANK_REPORT", "RANK_XFAIL", "take_expected", "tell"]
-
-RANK_CRASH = "_pdlcheck_crash"  # attribute of an exception: ``path:line`` that raised it on the rank
-RANK_MESSAGE = "_pdlcheck_message"  # attribute of an exception: the line for pytest's summary, from the rank
-RANK_REPORT = "_pdlcheck_report"  # attribute of an exception: the report that the rank rendered
-RANK_XFAIL = "_pdlcheck_xfail"  # attribute of an exception: the reason of its xfail mark on the rank
+__all__ = ["add_sections", "use_report_of_ranks"]
 
 _NO_GROUP = "Default process group has not been initialized"  # part of torch's message
 _ON_RANKS = (
@@ -38,15 +26,27 @@ _ON_RANKS = (
 )
 
 
-def take_expected(error: BaseException, report: pytest.TestReport) -> None:
-    """Mark a failure as expected if the rank's pytest expected it.
+def use_report_of_ranks(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    """Give the report of an item the traceback of the rank that failed first.
 
-    Only the rank has marks that were added late, and the exception's class.
+    The failure is expected if it was expected in the rank: only the rank has marks that were added late, and the
+    exception's class.
     """
-    reason = getattr(error, RANK_XFAIL, None)
-    if reason is not None:
-        report.outcome = "skipped"
-        report.wasxfail = reason
+    if call.excinfo is None:
+        return
+    error = call.excinfo.value
+    merged = rank_reports(item).merged(error)
+    if merged is not None and hasattr(merged, "wasxfail"):
+        report.outcome, report.wasxfail = "skipped", merged.wasxfail
+    if not report.failed:
+        return
+    if merged is not None:
+        report.longrepr = merged.longrepr
+    elif isinstance(error, PdlcheckError) and not _passes_through(error, str(item.path)):
+        # The frames are the controller's own, so the message without them is more useful.
+        text = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
+        report.longrepr = shown = show_text(item, text, call.excinfo.exconly(tryshort=True))
+        add_notes(shown, getattr(error, "__notes__", ()))
 
 
 def _size_meant(item: pytest.Item) -> int:
@@ -60,17 +60,11 @@ def _size_meant(item: pytest.Item) -> int:
     return meant if isinstance(meant, int) and meant > 0 else 2
 
 
-def tell(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    """Add the failing rank's own report, and the command that runs this test again, to the report."""
+def add_sections(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
+    """Add the command that runs this test again, and hints, to the report of a failure."""
     if call.excinfo is None:
         return
     error = call.excinfo.value
-    rendered = getattr(error, RANK_REPORT, None)
-    if rendered is None and isinstance(error, PdlcheckError) and not _passes_through(error, str(item.path)):
-        # The frames are the controller's own, so the message without them is more useful.
-        rendered = "\n".join(f"E   {line}" for line in f"{type(error).__name__}: {error}".splitlines())
-    if rendered is not None:
-        report.longrepr = _RankReport(item, call.excinfo, rendered)
     world = cases.world_of(item)
     if world is None and _NO_GROUP in text_of(error):
         report.sections.append(("no ranks", _ON_RANKS.format(_size_meant(item))))
@@ -101,30 +95,3 @@ def _name(item: pytest.Item, option: str) -> str:
 
 def _passes_through(error: BaseException, path: str) -> bool:
     return any(frame.f_code.co_filename == path for frame, _ in walk_tb(error.__traceback__))
-
-
-class _RankReport(ReprExceptionInfo):
-    """A failure as its rank rendered it, with notes about the other ranks; pytest-xdist can send it."""
-
-    def __init__(self, item: pytest.Item, raised: pytest.ExceptionInfo[BaseException], rendered: str) -> None:
-        error = raised.value
-        self._text = "\n".join([rendered, "", *_not_in(rendered, getattr(error, "__notes__", []))])
-        message = getattr(error, RANK_MESSAGE, None) or raised.exconly(tryshort=True)
-        super().__init__(ReprTracebackNative([f"{self._text}\n"]), ReprFileLocation(*_crash_of(error, item), message))
-
-    def toterminal(self, tw: TerminalWriter) -> None:
-        """Write the text in pytest's colours."""
-        for line in self._text.splitlines():
-            tw.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
-        ExceptionRepr.toterminal(self, tw)
-
-
-def _not_in(rendered: str, notes: Sequence[str]) -> list[str]:
-    """Return the notes that the rank's report does not show: those added after it was rendered."""
-    shown = {line.removeprefix("E").strip() for line in rendered.splitlines()}
-    return [note for note in notes if not shown.issuperset(line.strip() for line in note.splitlines())]
-
-
-def _crash_of(error: BaseException, item: pytest.Item) -> tuple[str, int]:
-    path, _, line = getattr(error, RANK_CRASH, "").rpartition(":")
-    return (path, int(line)) if path else (item.location[0], (item.location[1] or 0) + 1)

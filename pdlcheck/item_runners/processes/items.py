@@ -13,6 +13,7 @@ from pdlcheck.harness.collection.same_parameters import note_differing, require_
 from pdlcheck.harness.fastpath.log_handlers import attach_quickly
 from pdlcheck.harness.fastpath.prefetch import prefetchable_item
 from pdlcheck.harness.fastpath.single_message import fits_single_message
+from pdlcheck.harness.reporting.rank_reports import rank_reports
 from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.folders import has_failed, shared_path
 from pdlcheck.harness.running.next_item import Following, next_on_the_same_ranks
@@ -128,7 +129,7 @@ class ProcessItem:
             description = _describe(item.config, self._case.world)
             outcomes = ranks.outcomes(rank_session.collect, description, str(item.path), item.nodeid)
         self._output.tell("setup")
-        note_differing(item.config, verdict(outcomes))
+        note_differing(item.config, verdict(outcomes, rank_reports(item)))
         collected.add(what)
 
     def _phase(
@@ -144,7 +145,7 @@ class ProcessItem:
             outcomes = self._ranks.end(self._early) or self._ranks.outcomes(fn, *args, **kwargs)
         finally:
             self._output.tell(when)
-        return verdict(outcomes)
+        return verdict(outcomes, rank_reports(self._item))
 
 
 def finish(config: pytest.Config, world: ProcessWorld, exitstatus: int) -> None:

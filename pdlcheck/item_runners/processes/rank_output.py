@@ -15,6 +15,7 @@ import pytest
 from pdlcheck.compat.pytest.reports import xml_key
 from pdlcheck.harness.reporting.common_notes import agreed, words_of
 from pdlcheck.harness.reporting.properties import record
+from pdlcheck.harness.reporting.rank_reports import rank_reports
 from pdlcheck.harness.reporting.rank_subtests import id_of, report
 from pdlcheck.harness.reporting.summary_warning import record_warning
 from pdlcheck.item_runners.processes import relayed_logs
@@ -85,10 +86,10 @@ class RankOutput:
             record_notes(self._item, self._by_rank(noted["measured"]))
         for which, (phase, title, text) in self._agreed(noted["section"]):
             self._item.add_report_section(f"{phase}{which}", title, text)
-        for words in noted["verdict"].values():
-            remember(self._item, when, words[0])
+        for text in rank_reports(self._item).receive(when, noted["failure"]).values():
+            remember(self._item, when, text)
         self._write_xml(noted)
-        report(self._item, len(self._ranks), noted["report"])
+        report(self._item, len(self._ranks), noted["subtest"])
         if said := noted["example"]:
             from pdlcheck.harness.reporting.hypothesis_notes import tell
 

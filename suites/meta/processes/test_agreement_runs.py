@@ -307,7 +307,7 @@ class RealRank:
         self.coordinator.end(failed=True)
         after = self.aftermath()
         if kind == "LookupError":
-            self.end(Failed(1, None, kind, "no such sample", {}, "", "", False, after))
+            self.end(Failed(1, None, kind, "no such sample", "", "", False, after))
         else:
             self.end(Halted(1, kind, after))
 

@@ -291,7 +291,7 @@ def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(boa
         board.clear(rank, 1)
         board.log(rank, (0, collective(rank)))
     left = {"default_group": True, "groups_made": 1, "groups": 1}
-    failed = Failed(1, None, "LookupError", "nothing", {}, "", "", False, Aftermath(**left, withdrawn=(0,)))
+    failed = Failed(1, None, "LookupError", "nothing", "", "", False, Aftermath(**left, withdrawn=(0,)))
     stopped = Halted(1, "in all_reduce", Aftermath(**left, withdrawn=(0,)))
     events = [[(members[0], failed)], [(members[1], stopped)]]
     referee = Arbiter(2)

@@ -92,7 +92,7 @@ class RankHooks:
         """Note the report of a subtest; only subtests are reported through this hook, not the phases of an item."""
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         if data is not None:
-            note("report", data)
+            note("subtest", data)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep the reason why a file was skipped or could not be collected."""

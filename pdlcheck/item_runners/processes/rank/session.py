@@ -1,8 +1,8 @@
 """The pytest session of a rank process: created on first use, it collects a file when an item of that file arrives.
 
 The controller sends the phases of an item one by one (``setup``, ``call``, ``teardown``). A failure is returned as the
-exception itself, with the report that pytest renders here, where the source and the values are. Output and records of
-the session's plugins are sent as notes, see ``hooks.py`` in this folder.
+exception itself. The report that pytest makes of it here, where the source and the values are, is sent as a note, and
+so are the output and records of the session's plugins; see ``hooks.py`` in this folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
@@ -39,13 +38,13 @@ from pdlcheck.compat.pytest.items import (
     results_key,
     set_up_state,
 )
-from pdlcheck.compat.pytest.reports import TerminalRepr, TerminalWriter, TracebackEntry, filter_traceback, saferepr
+from pdlcheck.compat.pytest.reports import TracebackEntry, filter_traceback, saferepr
 from pdlcheck.errors import PdlcheckError
 from pdlcheck.harness.collection.cases import IN_RANK
 from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.fastpath.single_message import only_own_teardown
 from pdlcheck.harness.fastpath.skip_report import needs_report, note_passed
-from pdlcheck.harness.reporting.reports import RANK_CRASH, RANK_MESSAGE, RANK_REPORT, RANK_XFAIL
+from pdlcheck.harness.reporting.rank_reports import as_sent, text_as_sent
 from pdlcheck.harness.running.cancelled_fixtures import finish_stopped_fixtures, note_stop
 from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
@@ -183,11 +182,10 @@ def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupEr
         )
     elif not not_collected:
         what += "; do test ids differ from run to run?"
-    error = LookupError("\n".join([what, *not_collected]))
     said = [line for text in not_collected for line in text.splitlines() if line.startswith("E ")]
-    setattr(error, RANK_REPORT, "\n".join([*not_collected, f"E   LookupError: {what}"]))
-    setattr(error, RANK_MESSAGE, said[-1].removeprefix("E").strip() if said else what)
-    return error
+    message = said[-1].removeprefix("E").strip() if said else what
+    note("failure", text_as_sent("\n".join([*not_collected, f"E   LookupError: {what}"]), message))
+    return LookupError("\n".join([what, *not_collected]))
 
 
 def _not_loaded(failure: ConftestImportFailure) -> LookupError:
@@ -196,10 +194,8 @@ def _not_loaded(failure: ConftestImportFailure) -> LookupError:
     info.traceback = info.traceback.filter(_is_of_the_user)
     shown = str(info.getrepr(style="short", chain=False)) if info.traceback else info.exconly()
     what = f"a rank could not load {failure.path}"
-    error = LookupError(f"{what}\n{shown}")
-    setattr(error, RANK_REPORT, f"{shown}\nE   LookupError: {what}")
-    setattr(error, RANK_MESSAGE, info.exconly())
-    return error
+    note("failure", text_as_sent(f"{shown}\nE   LookupError: {what}", info.exconly()))
+    return LookupError(f"{what}\n{shown}")
 
 
 def _is_of_the_user(entry: TracebackEntry) -> bool:
@@ -399,32 +395,16 @@ def _phase(item: pytest.Function, when: Literal["setup", "call", "teardown"], ru
         if report.failed and (
             _xfail_marks(item) > item.stash[_marked] or not str(report.longrepr).startswith("[XPASS(strict)]")
         ):
-            note("verdict", str(report.longrepr))
             # This is a plugin's verdict; the controller applies the verdicts of marks.
+            note("failure", as_sent(item.config, report, by_hook=True))
             pytest.fail(str(report.longrepr), pytrace=False)
         return
     error = call.excinfo.value
-    if report.skipped and hasattr(report, "wasxfail"):
-        setattr(error, RANK_XFAIL, report.wasxfail)
-    if not isinstance(error, pytest.skip.Exception | pytest.xfail.Exception):
-        rendered = _rendered(report.longrepr)
-        setattr(error, RANK_REPORT, rendered)
-        if crash := getattr(report.longrepr, "reprcrash", None):
-            setattr(error, RANK_CRASH, f"{crash.path}:{crash.lineno}")
-            setattr(error, RANK_MESSAGE, crash.message)
-        elif said := [line for line in rendered.splitlines() if line.startswith("E ")]:  # e.g. "fixture not found"
-            setattr(error, RANK_MESSAGE, said[0].removeprefix("E").strip())
-        rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
+    if not isinstance(error, pytest.skip.Exception) and not report.passed:  # a hook may have made it pass
+        note("failure", as_sent(item.config, report))
+        if not isinstance(error, pytest.xfail.Exception):
+            rank_debugger.post_mortem(item.nodeid, error, str(report.longrepr))
     raise error
-
-
-def _rendered(longrepr: Any) -> str:
-    """Return the report as pytest prints it, but without the indentation of the first line."""
-    if not isinstance(longrepr, TerminalRepr):
-        return str(longrepr)
-    text = StringIO()
-    longrepr.toterminal(TerminalWriter(text))
-    return text.getvalue().strip("\n")
 
 
 _marked = pytest.StashKey[int]()

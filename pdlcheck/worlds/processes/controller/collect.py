@@ -245,13 +245,9 @@ class Collector:
         if report.error is not None:
             with suppress(Unreadable):  # its class cannot be imported here; the text below describes the error
                 error = load_sent(report.error)
-        # The noted attributes are lost if the class of the error defines its own pickling.
-        if error is not None:
-            vars(error).update({name: word for name, word in report.words.items() if name not in vars(error)})
-        else:
+        if error is None:
             text = f"rank {rank} raised {report.kind}: {report.text}"
             error = RankFailed(text, rank=rank, traceback=report.traceback)
-            vars(error).update(report.words)
         self._raised(rank, error, traceback=report.traceback, site=report.site, consequence=report.consequence)
 
     def _raised(

@@ -238,16 +238,15 @@ class Done(Message):
 class Failed(Message):
     """The report that the function raised an exception.
 
-    ``error`` is the pickled exception, None if it cannot be sent. ``kind``, ``text`` and ``words`` (the attributes that
-    are strings) describe it in any case. ``site`` is the user's line that raised it. ``consequence`` is True if the
-    exception only reports that a peer has ended.
+    ``error`` is the pickled exception, None if it cannot be sent. ``kind`` and ``text`` describe it in any case.
+    ``site`` is the user's line that raised it. ``consequence`` is True if the exception only reports that a peer has
+    ended.
     """
 
     call: int
     error: bytes | None
     kind: str
     text: str
-    words: Mapping[str, str]
     traceback: str
     site: str
     consequence: bool

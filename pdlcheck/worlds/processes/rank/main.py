@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pdlcheck.compat.torch.c10d import world_state
 from pdlcheck.compat.torch.stores import TCPStore
-from pdlcheck.errors import PeerFailed, RankFailed
+from pdlcheck.errors import PeerFailed
 from pdlcheck.time_budgets import WATCHED_STILL_S
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import shorten, text_of
@@ -301,27 +301,14 @@ def _failed(call: int, error: BaseException, rank: int, after: Aftermath) -> Fai
     if hint := hint_about_cuda(error, is_on=runs_cuda_on_cpu()):
         note_once(error, hint)
     if isinstance(error, ENDS_A_PROCESS):
-        error = _sendable(error, rank, text)
+        error = as_failure(rank, error, text)
     return Failed(
         call,
         dump_error(error),
         type(error).__name__,
         text_of(error),
-        _words(error),
         text,
         site_of(error),
         consequence,
         after,
     )
-
-
-def _sendable(error: BaseException, rank: int, text: str) -> RankFailed:
-    """Return an error that the controller can raise, with the text attributes of the rank's own error."""
-    failed = as_failure(rank, error, text)
-    vars(failed).update(_words(error))
-    return failed
-
-
-def _words(error: BaseException) -> dict[str, str]:
-    """Return the attributes of an error that are strings."""
-    return {name: value for name, value in vars(error).items() if isinstance(value, str)}
