@@ -152,8 +152,9 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> pytest.Col
         return None
     if cases.names_worlds(collector.config):
         from pdlcheck.harness.collection import distributed_tests
+        from pdlcheck.harness.running.distributed_tests import run
 
-        distributed_tests.collect(collector, name, obj)
+        distributed_tests.collect(collector, name, obj, run)
     if not issubclass(obj, TestCase):
         return None
     from pdlcheck.harness.collection import unittest_cases
@@ -207,7 +208,7 @@ def world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 def world_size() -> int:
     """Return the number of ranks of this test."""
-    from pdlcheck.harness.running.context import rank_context
+    from pdlcheck.harness.rank_context import rank_context
 
     return rank_context("world_size").world_size
 
@@ -215,7 +216,7 @@ def world_size() -> int:
 @pytest.fixture
 def rank() -> int:
     """Return the number of this rank, from 0 to ``world_size - 1``."""
-    from pdlcheck.harness.running.context import rank_context
+    from pdlcheck.harness.rank_context import rank_context
 
     return rank_context("rank").rank
 
@@ -223,7 +224,7 @@ def rank() -> int:
 @pytest.fixture
 def device() -> torch.device:
     """Return the device of this rank: the CPU, or its CUDA device on nccl and with ``--rank-device cuda``."""
-    from pdlcheck.harness.running.context import rank_context
+    from pdlcheck.harness.rank_context import rank_context
 
     return rank_context("device").device
 
@@ -231,7 +232,7 @@ def device() -> torch.device:
 @pytest.fixture
 def group() -> dist.ProcessGroup:
     """Return the default process group."""
-    from pdlcheck.harness.running.context import default_group
+    from pdlcheck.harness.rank_context import default_group
 
     return default_group()
 

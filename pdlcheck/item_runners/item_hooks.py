@@ -146,7 +146,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker_validation.require_sense(item)
     if cases.world_of(item) is None:
         for world in open_worlds(item.config):
-            from pdlcheck.harness.running.item_runner import runner_of
+            from pdlcheck.harness.item_runner import runner_of
 
             runner_of(world).suspend(world)
     else:
@@ -249,7 +249,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if cases.case_of(item) is not None or cases.world_of(item) is None or world is None:
             yield
             return
-        from pdlcheck.harness.running.item_runner import runner_of
+        from pdlcheck.harness.item_runner import runner_of
 
         with runner_of(world).limited(item, world), debugged_rank.noting_world_sizes(item, world):
             yield

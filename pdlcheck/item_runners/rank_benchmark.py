@@ -14,8 +14,8 @@ from pdlcheck.bench.measurement import Subject, combine
 from pdlcheck.bench.timing import Rounds
 from pdlcheck.compat.pytest_benchmark import is_used, least_rounds, longest_s, use
 from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank
+from pdlcheck.harness.rank_context import rank_context
 from pdlcheck.harness.reporting.benchmark_session import NOTE, add_rows, note_untimed
-from pdlcheck.harness.running.context import rank_context
 from pdlcheck.harness.running.worlds import open_world
 from pdlcheck.item_runners.processes.rank.rank_benchmark import call_once, named, time_on_rank
 from pdlcheck.worlds.journal import note

@@ -29,6 +29,8 @@ class Backend:
     """Ranks can be forked from a process that has torch and the test file imported."""
     device_for_each_rank = False
     """No two ranks of a machine may share a device."""
+    uses_launched_processes = True
+    """Under a launcher such as torchrun, the launched processes fork the ranks; mpiexec starts its own."""
     cure = "use backend gloo"
     """What to do if this torch lacks the backend."""
 
@@ -61,6 +63,7 @@ class _Gloo(Backend):
 
 class _Mpi(Backend):
     is_watched = True
+    uses_launched_processes = False
 
     @property
     def cure(self) -> str:  # type: ignore[override]  # a constant elsewhere

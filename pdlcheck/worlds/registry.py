@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["WORLDS", "get_world", "is_simulated", "item_runner_of", "when_made", "worlds_on"]
 
 _GROUP = "pdlcheck.worlds"
+_SIMULATED = "pdlcheck.item_runners.simulated.runner"
 _listeners: list[Callable[[World], object]] = []
 
 
@@ -135,13 +136,13 @@ def when_made(listener: Callable[[World], object]) -> None:
 
 
 def item_runner_of(name: str) -> str:
-    """Return the module by which pytest items run on the world of this name; see ``harness/running/item_runner.py``.
+    """Return the module by which pytest items run on the world of this name; see ``harness/item_runner.py``.
 
     A function that makes a world may name it in its attribute ``item_runner``. The default is the one for worlds whose
     ranks are processes.
     """
-    if is_simulated(name):
-        return "pdlcheck.item_runners.simulated.runner"
+    if name == "sim":
+        return _SIMULATED
     own: str | None = getattr(WORLDS[name], "item_runner", None) if name in WORLDS else None
     return own or "pdlcheck.item_runners.processes.runner"
 
@@ -153,7 +154,10 @@ def is_simulated(name: str | None) -> bool:
         >>> is_simulated("sim"), is_simulated("gloo"), is_simulated(None)
         (True, False, False)
     """
-    return name == "sim"
+    try:
+        return name is not None and item_runner_of(name) == _SIMULATED
+    except WorldUnavailable:  # of another package, and it cannot be imported
+        return False
 
 
 def worlds_on(device: str) -> list[str]:

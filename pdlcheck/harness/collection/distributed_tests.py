@@ -9,7 +9,7 @@ original base class.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,8 +28,17 @@ def is_distributed_test(cls: Any) -> bool:
     return any(hasattr(vars(base).get("__call__"), _OURS) for base in _bases(cls, _TEST))
 
 
-def collect(collector: pytest.Collector, name: str, obj: type) -> None:
-    """Let the launchers among a collected class's bases run it on worlds, and register a ``DistributedFixture``."""
+def collect(
+    collector: pytest.Collector, name: str, obj: type, run: Callable[[Any, pytest.FixtureRequest], None]
+) -> None:
+    """Let the launchers among a collected class's bases run it on worlds, and register a ``DistributedFixture``.
+
+    Args:
+        collector: the collector of the class.
+        name: the name of the class in its module.
+        obj: the class.
+        run: what runs an instance of such a class on a world.
+    """
     if runs_in_a_rank(collector.config):
         return
     if tests := [*_bases(obj, _TEST)]:
@@ -37,7 +46,7 @@ def collect(collector: pytest.Collector, name: str, obj: type) -> None:
     if makers := [*_bases(obj, _FIXTURE)]:
         _register(collector, name, obj)
     for base in (*tests, *makers):
-        _exchange(base)
+        _exchange(base, run)
 
 
 def _bases(cls: Any, name: str) -> Iterator[type]:
@@ -54,14 +63,12 @@ def _launches(base: Any) -> bool:
     return shape and (hasattr(call, _OURS) or [*inspect.signature(call).parameters][1:] == ["request"])
 
 
-def _exchange(base: Any) -> None:
+def _exchange(base: Any, run: Callable[[Any, pytest.FixtureRequest], None]) -> None:
     """Replace ``__call__`` of a class, so that calls run on a world."""
     if not hasattr(vars(base)["__call__"], _OURS):
 
         def run_on_world(self: Any, request: pytest.FixtureRequest) -> None:
             __tracebackhide__ = True
-            from pdlcheck.harness.running.distributed_tests import run
-
             run(self, request)
 
         setattr(run_on_world, _OURS, True)

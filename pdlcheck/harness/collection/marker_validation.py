@@ -9,7 +9,7 @@ import pytest
 from pdlcheck.harness.collection import cases, markers
 from pdlcheck.harness.collection.marker_ownership import is_registered_by_others, skips_without_cuda
 from pdlcheck.harness.collection.plugin_fixtures import uses_fixture
-from pdlcheck.harness.running.context import rank_context
+from pdlcheck.harness.rank_context import rank_context
 
 __all__ = ["require_own_values", "require_sense"]
 

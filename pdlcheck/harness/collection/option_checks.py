@@ -42,7 +42,7 @@ def check_options(config: pytest.Config) -> None:
             f"{own.world_size} ranks are; take one of these, or launch on one node"
         )
     if config.getoption("--pdl-schedule") is not None:
-        from pdlcheck.harness.running.item_runner import runner_of
+        from pdlcheck.harness.item_runner import runner_of
 
         for name in names:
             runner_of(name).check_options(config)

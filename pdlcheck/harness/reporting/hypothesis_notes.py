@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import event, note, target
-from hypothesis.errors import InvalidArgument
 from hypothesis.reporting import with_reporter
-from hypothesis.strategies import DataObject
 
-from pdlcheck.compat.hypothesis import HypothesisRandom, no_example
+from pdlcheck.compat.hypothesis import no_example
 
-__all__ = ["hear", "refuse_drawing", "tell"]
+__all__ = ["hear", "tell"]
 
 Said = Sequence[Any]  # the name of the function, and its arguments
 
@@ -45,17 +43,6 @@ def tell(said: Sequence[Sequence[Said]]) -> None:
     for rank, values in enumerate(targets[:1] if alike else targets):
         for label, value in values.items():
             target(value, label=label if alike else f"{label} [rank {rank}]".strip())
-
-
-def refuse_drawing(name: str, value: object) -> None:
-    """Raise an error if an argument draws while the test runs, because only the controller can draw."""
-    if isinstance(value, DataObject):
-        made, cure = "st.data()", "draw what the ranks need in a strategy, with @st.composite"
-    elif isinstance(value, HypothesisRandom):
-        made, cure = "st.randoms()", "draw a seed with st.integers(), and let each rank make random.Random(seed)"
-    else:
-        return
-    raise InvalidArgument(f"argument {name!r} comes from {made}, which draws while the test runs: ranks cannot; {cure}")
 
 
 class _Heard(dict[str, Any]):

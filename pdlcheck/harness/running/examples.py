@@ -27,6 +27,7 @@ __all__ = [
     "is_property",
     "note_schedule",
     "ranks_receive_examples",
+    "refuse_drawing",
     "refuse_own_fixtures",
 ]
 
@@ -90,6 +91,22 @@ def drop_default_deadline(item: pytest.Item) -> None:
     function = getattr(function, "__func__", function)
     changed = settings_of(function) or own  # accept_rank_fixtures may have changed them
     set_settings(function, settings(parent=changed, deadline=_deadline_of(own)))
+
+
+def refuse_drawing(name: str, value: object) -> None:
+    """Raise an error if an argument draws while the test runs, because only the controller can draw."""
+    from hypothesis.errors import InvalidArgument
+    from hypothesis.strategies import DataObject
+
+    from pdlcheck.compat.hypothesis import HypothesisRandom
+
+    if isinstance(value, DataObject):
+        made, cure = "st.data()", "draw what the ranks need in a strategy, with @st.composite"
+    elif isinstance(value, HypothesisRandom):
+        made, cure = "st.randoms()", "draw a seed with st.integers(), and let each rank make random.Random(seed)"
+    else:
+        return
+    raise InvalidArgument(f"argument {name!r} comes from {made}, which draws while the test runs: ranks cannot; {cure}")
 
 
 def refuse_own_fixtures(item: pytest.Item) -> None:

@@ -10,10 +10,10 @@ import pytest
 from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of, is_direct_parameter
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.collection.plugin_fixtures import is_ours
+from pdlcheck.harness.item_runner import RankedItem, runner_of
 from pdlcheck.harness.running import worlds
-from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_own_fixtures
+from pdlcheck.harness.running.examples import is_property, ranks_receive_examples, refuse_drawing, refuse_own_fixtures
 from pdlcheck.harness.running.folders import clear_shared
-from pdlcheck.harness.running.item_runner import RankedItem, runner_of
 from pdlcheck.harness.running.open_worlds import open_worlds
 
 __all__ = ["call", "finish_ranks", "prepare", "status_of"]
@@ -49,8 +49,6 @@ def call(item: pytest.Function) -> None:
     if not is_property(item):
         ranked.call({})
         return
-    from pdlcheck.harness.reporting.hypothesis_notes import refuse_drawing
-
     refuse_own_fixtures(item)
     fixtures = {name: _shown(item, name) for name in argument_names(item)}
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from pdlcheck.harness.collection import cases, markers
-from pdlcheck.harness.running.item_runner import runner_of
+from pdlcheck.harness.item_runner import runner_of
 from pdlcheck.time_budgets import LEAST_LIMIT_S
 
 __all__ = ["deadline", "not_counted", "read_marker", "seconds_left", "take_over"]

@@ -12,7 +12,7 @@ from pdlcheck.errors import WorldUnavailable
 from pdlcheck.harness.collection.cases import case_of, runs_in_a_rank, world_names, world_of
 from pdlcheck.harness.collection.cuda_as_cpu import runs_cuda_as_cpu
 from pdlcheck.harness.collection.markers import require_faults
-from pdlcheck.harness.running.item_runner import runner_of
+from pdlcheck.harness.item_runner import runner_of
 from pdlcheck.harness.running.open_worlds import worlds_by_name
 from pdlcheck.harness.running.skips import skip_or_fail
 

@@ -14,7 +14,7 @@ __all__ = ["bring_coverage"]
 def bring_coverage(config: pytest.Config) -> None:
     """Fetch the coverage data of ranks on nodes of a launch that do not share this node's disk."""
     own = launch.launch(config)
-    worlds = [world for world in open_worlds(config) if not world.shares_process and world.name != "mpi"]
+    worlds = [world for world in open_worlds(config) if getattr(world, "is_placed", False)]
     if own is None or not launch.spans_nodes(config) or not worlds:
         return
     from pdlcheck.item_runners.processes.rank.coverage import fetch

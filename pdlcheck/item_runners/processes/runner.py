@@ -1,4 +1,4 @@
-"""Pytest items on rank processes; see :class:`pdlcheck.harness.running.item_runner.ItemRunner`."""
+"""Pytest items on rank processes; see :class:`pdlcheck.harness.item_runner.ItemRunner`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from pdlcheck.harness.collection.cases import Case
 from pdlcheck.harness.collection.markers import isolation_of
-from pdlcheck.harness.running.item_runner import RankedItem
+from pdlcheck.harness.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import read_marker, seconds_left
 from pdlcheck.item_runners.launched import session as launched
 from pdlcheck.time_budgets import TIMED_LIMIT_S
@@ -47,7 +47,8 @@ def options(config: pytest.Config, name: str) -> Mapping[str, Any]:
     """Return the options of the world."""
     from pdlcheck.item_runners.processes.preparation import options_of_processes
 
-    place = launched.placement(config) if name in BACKENDS and name != "mpi" else None
+    on_launch = name in BACKENDS and BACKENDS[name].uses_launched_processes
+    place = launched.placement(config) if on_launch else None
     return options_of_processes(config) | ({} if place is None else {"placement": place})
 
 

@@ -36,11 +36,11 @@ from pdlcheck.harness.collection.marker_validation import require_own_values
 from pdlcheck.harness.collection.schedules import runs_under_schedules
 from pdlcheck.harness.fastpath.log_handlers import attach_quickly
 from pdlcheck.harness.fastpath.single_message import fits_single_message
+from pdlcheck.harness.rank_context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.reporting.properties import Properties, record
 from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
 from pdlcheck.harness.running.cancelled_fixtures import is_stopped
-from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
 from pdlcheck.harness.running.time_limits import deadline, read_marker

@@ -23,7 +23,7 @@ from pdlcheck.compat.patches import Patch
 from pdlcheck.compat.pytest import monkeypatch
 from pdlcheck.compat.pytest.capture import is_captured_by, resume, suspend
 from pdlcheck.compat.pytest.logging import handler_key, records_key
-from pdlcheck.harness.running import context
+from pdlcheck.harness import rank_context
 from pdlcheck.worlds.simulated.scheduling.rank_state import Own
 from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_rank, running_rank
 
@@ -91,7 +91,7 @@ def _noted(init: Any) -> Any:
     def follow(self: pytest.MonkeyPatch) -> None:
         init(self)
         rank = current_rank()
-        if rank is not None and not context.sets_up_for_all():
+        if rank is not None and not rank_context.sets_up_for_all():
             rank.state.own.append(_Patches(self))
 
     return follow
@@ -102,7 +102,7 @@ def _on_the_ranks_own(change: Any) -> Any:
     def changes(self: pytest.MonkeyPatch, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         rank = current_rank()
-        if rank is not None and not context.sets_up_for_all():
+        if rank is not None and not rank_context.sets_up_for_all():
             self = _patches_of(rank, self)
         return change(self, *args, **kwargs)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdlcheck.compat.patches import Patch
 from pdlcheck.compat.python.unittest import exchange_active_mocks, mock_patches, patch_dict, unpatch_dict
-from pdlcheck.harness.running import context
+from pdlcheck.harness import rank_context
 from pdlcheck.worlds.simulated.scheduling.scheduler import current_rank
 
 __all__ = ["PATCHES"]
@@ -25,7 +25,7 @@ def _enter(own: Any, enter: Any) -> Any:
     @wraps(enter)
     def entered(self: Any) -> Any:
         rank = current_rank()
-        if rank is None or context.sets_up_for_all():
+        if rank is None or rank_context.sets_up_for_all():
             return enter(self)
         if not any(isinstance(one, _Started) for one in rank.state.own):
             rank.state.own.append(_Started())

@@ -11,10 +11,10 @@ import pytest
 from pdlcheck.compat.pytest.fixtures import has_finalizers, known_to, put_finalizers, take_finalizers
 from pdlcheck.compat.pytest.items import attributes_of_set_up, request_of, set_request
 from pdlcheck.errors import Unsupported
+from pdlcheck.harness.rank_context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.harness.reporting.properties import Properties
 from pdlcheck.harness.reporting.rank_benchmarks import name_benchmark
 from pdlcheck.harness.reporting.rank_subtests import keep_reports
-from pdlcheck.harness.running.context import RankContext, leave_rank_context, set_rank_context
 from pdlcheck.item_runners.simulated.fixture_tracker import Begun, noting_of
 from pdlcheck.item_runners.simulated.own_fixtures import Captured, follow, follow_fixture, follow_late_log
 

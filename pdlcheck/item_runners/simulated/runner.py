@@ -1,4 +1,4 @@
-"""Pytest items on simulated ranks; see :class:`pdlcheck.harness.running.item_runner.ItemRunner`."""
+"""Pytest items on simulated ranks; see :class:`pdlcheck.harness.item_runner.ItemRunner`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from pdlcheck.harness.collection.cases import Case
 from pdlcheck.harness.collection.drawn_at_import import warn_of_shared_values
 from pdlcheck.harness.collection.markers import isolation_of, semantics_of
-from pdlcheck.harness.running.item_runner import RankedItem
+from pdlcheck.harness.item_runner import RankedItem
 from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.time_budgets import LIMIT_S
 

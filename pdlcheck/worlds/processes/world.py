@@ -85,6 +85,11 @@ class ProcessWorld:
 
     shares_process = False
 
+    @property
+    def is_placed(self) -> bool:
+        """Return True if a placement starts the processes: they may be on other nodes."""
+        return self._placement is not None
+
     def __init__(
         self,
         backend: str = "gloo",

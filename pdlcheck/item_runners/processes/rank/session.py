@@ -44,9 +44,9 @@ from pdlcheck.harness.collection.cases import IN_RANK
 from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.fastpath.single_message import only_own_teardown
 from pdlcheck.harness.fastpath.skip_report import needs_report, note_passed
+from pdlcheck.harness.rank_context import RankContext, set_rank_context
 from pdlcheck.harness.reporting.rank_reports import as_sent, text_as_sent
 from pdlcheck.harness.running.cancelled_fixtures import finish_stopped_fixtures, note_stop
-from pdlcheck.harness.running.context import RankContext, set_rank_context
 from pdlcheck.harness.running.examples import is_property
 from pdlcheck.harness.running.folders import SEEN_FROM, SHARED
 from pdlcheck.item_runners.processes.rank import coverage as rank_coverage

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pytest
 
-from pdlcheck.harness.collection.cases import Case
 from pdlcheck.worlds.registry import item_runner_of
 
 if TYPE_CHECKING:
+    from pdlcheck.harness.collection.cases import Case
     from pdlcheck.worlds import World
 
 __all__ = ["ItemRunner", "RankedItem", "runner_of"]
