@@ -20,6 +20,7 @@ from pdlcheck.checks.data.shards import check_epochs_differ, check_shards
 from pdlcheck.checks.data_parallel.comm_hook import check_comm_hook
 from pdlcheck.checks.data_parallel.replicated import check_replicated_module
 from pdlcheck.checks.data_parallel.wrapper import check_data_parallel
+from pdlcheck.checks.gradients.derivative import check_derivative
 from pdlcheck.checks.gradients.same import check_same_gradients
 from pdlcheck.checks.gradients.single_process import check_gradients_equal_single_process
 from pdlcheck.checks.metrics.metric import check_metric
@@ -53,6 +54,7 @@ __all__ = [
     "check_clip_grad_norm",
     "check_comm_hook",
     "check_data_parallel",
+    "check_derivative",
     "check_digest",
     "check_epoch_loop",
     "check_epochs_differ",
