@@ -50,6 +50,7 @@ from pdlcheck.primitives.precision import (
 from pdlcheck.primitives.sampler import ShardSampler
 from pdlcheck.primitives.sync import average_parameters, broadcast_parameters, sync_gradients
 from pdlcheck.primitives.training import train_local_sgd, train_synchronous
+from pdlcheck.primitives.uneven import all_gather_uneven
 
 __all__ = [
     "ConvNet",
@@ -66,6 +67,7 @@ __all__ = [
     "ShardSampler",
     "TopKState",
     "WorkerMemory",
+    "all_gather_uneven",
     "average_parameters",
     "bf16_compress",
     "broadcast_parameters",
