@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pdlcheck.primitives.comm import star_broadcast
+from pdlcheck.tensor_bytes import bytes_of
 
 __all__ = ["broadcast_tensors"]
 
@@ -32,7 +33,7 @@ def broadcast_tensors(
         by_device.setdefault(tensor.device, []).append(tensor.detach())
     for held in by_device.values():
         held.sort(key=lambda tensor: -tensor.dtype.itemsize)  # larger items first: every piece stays aligned
-        flat = torch.cat([_bytes_of(tensor) for tensor in held])
+        flat = torch.cat([bytes_of(tensor) for tensor in held])
         if by == "messages":
             star_broadcast(flat, src, group)
         else:
@@ -42,8 +43,3 @@ def broadcast_tensors(
         sizes = [tensor.numel() * tensor.dtype.itemsize for tensor in held]
         for tensor, piece in zip(held, torch.split(flat, sizes), strict=True):
             tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return the bytes of ``tensor`` in the logical order of its elements, independent of its strides."""
-    return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

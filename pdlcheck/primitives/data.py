@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pdlcheck.primitives.arguments import members, require_at_least, require_int, wire_device
 from pdlcheck.primitives.precision.rows import raise_everywhere
+from pdlcheck.tensor_bytes import bytes_of
 
 __all__ = ["gather_shard_digests", "shard_digest", "shard_digest_table", "shard_indices"]
 
@@ -95,8 +96,7 @@ def shard_digest(data: Tensor | Iterable[Any]) -> str:
     digest = hashlib.sha256()
     for tensor in _tensors(data):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        values = tensor.detach().cpu().resolve_conj().contiguous().view(-1)
-        digest.update(values.view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(tensor.cpu()).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -124,6 +124,7 @@ def test_equal_tensors_stay_two_and_tied_ones_one(tmp_path):
 STATE = {
     "dtypes": [torch.ones(2, dtype=d) for d in (torch.bfloat16, torch.bool, torch.int16, torch.complex64, torch.uint8)],
     "shapes": (torch.tensor(2.5), torch.empty(0, 3), torch.arange(6).view(2, 3).t(), torch.ones(2, 1).expand(2, 4)),
+    "empty array": torch.from_numpy(np.ones(0)),  # it has stride 0
     "float": [float("nan"), float("inf"), -0.0, 1e-320, 2**80, True, None, "text", b"bytes", 1 + 2j],
     "as torch does not load them": [2**2039, -(2**20000), b"", [b""]],
     "arrays": np.arange(3, dtype="uint32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import settings
 from torch import nn
@@ -32,6 +33,7 @@ class Usual(nn.Module):
         self.register_buffer("rope", torch.ones(2, 2), persistent=False)
         self.register_buffer("nothing", None)
         self.register_buffer("empty", torch.ones(0))
+        self.register_buffer("empty_of_numpy", torch.from_numpy(np.ones(0)))  # it has stride 0
 
 
 class Everything(Usual):

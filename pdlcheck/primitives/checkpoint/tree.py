@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.primitives.checkpoint.digest import new_digest
+from pdlcheck.tensor_bytes import bytes_of
 
 __all__ = ["Node", "Tensors", "decode", "difference", "encode", "is_tree"]
 
@@ -149,7 +150,7 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
     if like[0] in ("tensor", "ndarray") and _are_equal(held, tensors[like[1]]):
         return str(like[1])
     digest = new_digest(f"{held.dtype} {tuple(held.shape)} ".encode())  # equal values may differ in strides
-    digest.update(_bytes_of(held).data)
+    digest.update(bytes_of(held).numpy().data)
     name = digest.hexdigest()
     tensors[name] = held
     return name
@@ -158,12 +159,8 @@ def _store(tensor: Tensor, tensors: Tensors, where: str, like: Node) -> str:
 def _are_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal bit for bit."""
     same = one.dtype == other.dtype and one.shape == other.shape
-    return same and np.array_equal(_bytes_of(one), _bytes_of(other))  # for bytes, much faster than torch.equal
-
-
-def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    flat = tensor.contiguous().view(-1) if tensor.dim() else tensor.reshape(1)
-    return flat.view(torch.uint8).numpy()
+    # numpy compares bytes much faster than torch.equal does
+    return same and np.array_equal(bytes_of(one).numpy(), bytes_of(other).numpy())
 
 
 def _tensor_of(array: Any, where: str) -> Tensor:

@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "time_budgets": set(),
     "installed": set(),
     "operations": {"compat", "errors", "uncompiled"},
-    "primitives": {"compat", "control_groups", "cores", "errors", "extras", "uncompiled"},
+    "primitives": {"compat", "control_groups", "cores", "errors", "extras", "tensor_bytes", "uncompiled"},
+    "tensor_bytes": set(),
     "uncompiled": {"compat"},
     "worlds": {
         "clock",
@@ -35,6 +36,7 @@ MAY_IMPORT = {
         "faults",
         "launch",
         "operations",
+        "tensor_bytes",
         "time_budgets",
         "uncompiled",
     },

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from pdlcheck.compat.torch.modes import disable_current_modes
+from pdlcheck.tensor_bytes import bytes_of
 
 __all__ = [
     "CachedFunction",
@@ -330,7 +331,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _bits(tensor: torch.Tensor) -> bytes:
     plain = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return plain.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return bytes_of(plain).numpy().tobytes()
 
 
 def leaf_value(value: Any) -> Any:
