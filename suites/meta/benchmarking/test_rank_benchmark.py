@@ -18,16 +18,19 @@ import torch.distributed as dist
 
 """
 
+# Inner runs share this process and its filters; a run without measurements warns.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest_benchmark.logger.PytestBenchmarkWarning")
+
 
 @pytest.fixture
 def rows(pytester, monkeypatch):
-    """Return a function that runs a test file in its own process, and returns the result and the JSON rows by name."""
+    """Return a function that runs a test file, and returns the result and the JSON rows by name."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in an xdist worker pytest-benchmark measures nothing
 
     def run(source, *options, world="gloo"):
         pytester.makepyfile(PROGRAM + source)
         quick = ("--benchmark-max-time=0.02", "--benchmark-json=found.json", "-p", "no:cacheprovider")
-        result = pytester.runpytest_subprocess("--world", world, *quick, *options)
+        result = pytester.runpytest_inprocess("--world", world, *quick, *options)
         file = pytester.path / "found.json"
         found = json.loads(file.read_text()) if file.exists() and file.stat().st_size else {"benchmarks": []}
         return result, {row["name"]: row for row in found["benchmarks"]}, found.get("machine_info", {})

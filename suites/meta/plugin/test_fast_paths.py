@@ -56,8 +56,8 @@ def seen(result):
 @pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_verdicts_and_reports_are_the_same_without_fast_paths(pytester, world):
     pytester.makepyfile(test_ranks=TESTS)
-    with_them = pytester.runpytest_subprocess("--world", world, "-v", "-rs", "-p", "no:cacheprovider")
-    without = pytester.runpytest_subprocess("--world", world, "-v", "-rs", "-p", "no:cacheprovider", "--pdl-plain")
+    with_them = pytester.runpytest_inprocess("--world", world, "-v", "-rs", "-p", "no:cacheprovider")
+    without = pytester.runpytest_inprocess("--world", world, "-v", "-rs", "-p", "no:cacheprovider", "--pdl-plain")
     with_them.assert_outcomes(passed=2, failed=1, xfailed=1, skipped=1)
     without.assert_outcomes(passed=2, failed=1, xfailed=1, skipped=1)
     assert seen(with_them) == seen(without)
@@ -67,9 +67,9 @@ def test_verdicts_and_reports_are_the_same_without_fast_paths(pytester, world):
 def test_the_option_and_the_variable_switch_them_off(pytester, monkeypatch):
     pytester.makepyfile(test_ranks=TESTS)
     pytester.makeconftest(CONFTEST)
-    on = pytester.runpytest_subprocess("--world", "sim", "-s", "-k", "sum")
+    on = pytester.runpytest_inprocess("--world", "sim", "-s", "-k", "sum")
     on.stdout.fnmatch_lines(["*fit one message: [[]'test_sum[[]sim-2[]]', 'test_sum_again[[]sim-2[]]'[]]*"])
-    off = pytester.runpytest_subprocess("--world", "sim", "-s", "-k", "sum", "--pdl-plain")
+    off = pytester.runpytest_inprocess("--world", "sim", "-s", "-k", "sum", "--pdl-plain")
     off.stdout.fnmatch_lines(["*fit one message: [[][]]*"])
     monkeypatch.setenv("PDLCHECK_PLAIN", "1")
     off = pytester.runpytest_subprocess("--world", "sim", "-s", "-k", "sum")

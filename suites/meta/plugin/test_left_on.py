@@ -61,5 +61,5 @@ def test_the_fixture_of_the_file_holds(rank, hooks, number):
 def test_what_is_left_on_is_nothing_to_others(pytester, name):
     others = {"test_holds": HOLDS} if name == "gloo" else {}  # on a process, state that a fixture enters stays
     pytester.makepyfile(test_leaves=SOURCE, **others)
-    result = pytester.runpytest_subprocess("--world", name, "-p", "no:randomly", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("--world", name, "-p", "no:randomly", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2 * 5 * 3 + 2 * len(others))

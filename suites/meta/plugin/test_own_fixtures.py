@@ -239,7 +239,7 @@ def test_function(patches):
     assert 0 < colorsys.ONE_THIRD < 1
 """
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
 @WORLDS

@@ -112,7 +112,7 @@ def several(request): return told
     for name in ("first", "second"):
         (folder / f"test_{name}.py").write_text(f"import pytest\n\n@pytest.mark.world_size(2)\n{test}")
     options = ("--world", "gloo", "--isolation", isolation, "-p", "no:randomly", "-p", "no:cacheprovider")
-    pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=2)
 
 
 def test_an_error_in_a_late_teardown_belongs_to_the_test_that_pytest_blames(run):

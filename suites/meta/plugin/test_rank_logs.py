@@ -73,7 +73,7 @@ def test_fails(rank):
 def _run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     pytester.makeini("[pytest]\n")
     pytester.makepyfile(SOURCE)
-    return pytester.runpytest_subprocess("--world", "gloo", "-p", "no:randomly", "-p", "no:cacheprovider", *options)
+    return pytester.runpytest_inprocess("--world", "gloo", "-p", "no:randomly", "-p", "no:cacheprovider", *options)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_the_live_log_and_the_log_file_have_what_ranks_log(pytester):
     pytester.makepyfile(test_live=LIVE)
     options = ("--log-cli-level=INFO", "--log-file=all.log", "--log-file-level=DEBUG", "--log-file-format=%(message)s")
     quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
-    result = pytester.runpytest_subprocess("--world", "gloo", *quiet, *options)
+    result = pytester.runpytest_inprocess("--world", "gloo", *quiet, *options)
     result.assert_outcomes(passed=2)
     shown, _, second = result.stdout.str().partition("test_next[gloo-2]")
     for rank in (0, 1):
@@ -171,7 +171,7 @@ def test_the_controller_hears_the_hooks_that_run_in_it_and_leaves_no_handler_beh
         "@pytest.mark.world_size(2)\ndef test_next(rank): assert False\n"
     )
     quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
-    result = pytester.runpytest_subprocess("--world", "gloo", *quiet, "-rA", "-s")
+    result = pytester.runpytest_inprocess("--world", "gloo", *quiet, "-rA", "-s")
     result.assert_outcomes(passed=2, failed=1)
     for name in ("test_plain", "test_first", "test_next"):
         assert result.stdout.str().count(f"apart in the set-up of {name}") == HEARS_ALL
@@ -207,7 +207,7 @@ def test_hears(rank, apart, caplog):
 def test_a_logger_that_a_fixture_sets_apart_is_heard_in_the_body_on_every_world(pytester):
     pytester.makepyfile(BETWEEN_PHASES)
     quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
-    result = pytester.runpytest_subprocess("--world", "gloo,sim", *quiet)
+    result = pytester.runpytest_inprocess("--world", "gloo,sim", *quiet)
     result.assert_outcomes(passed=2)
 
 

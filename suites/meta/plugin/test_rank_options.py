@@ -106,7 +106,7 @@ def test_conftest(name_and_globals):
 """
     )
     options = ("--confcutdir=deep", "--import-mode=importlib", "--assert=plain", "--rootdir=.", "-p", "no:randomly")
-    pytester.runpytest_subprocess("deep", "--world", "gloo", *options).assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("deep", "--world", "gloo", *options).assert_outcomes(passed=1)
 
 
 def test_ranks_start_where_the_run_started_whatever_folder_a_hook_has_gone_to(pytester):
@@ -125,7 +125,7 @@ def test_folders(more, request):
     assert os.getcwd() == "/"
 """
     )
-    pytester.runpytest_subprocess("deep", "--world", "gloo", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("deep", "--world", "gloo", "-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_hooks_that_end_a_session_see_its_exit_status_in_ranks(run, pytester):

@@ -96,7 +96,7 @@ def test_ranks_print_any_letter_in_any_locale_as_under_pytests_capture(pytester,
             print("r\xf6t \ud800", file=sys.stderr)
         """
     )
-    result = pytester.runpytest_subprocess("--world", "gloo", "--junit-xml=out.xml", "-o", "junit_logging=all")
+    result = pytester.runpytest_inprocess("--world", "gloo", "--junit-xml=out.xml", "-o", "junit_logging=all")
     result.assert_outcomes(passed=1)
     said = ET.parse(pytester.path / "out.xml").find(".//testcase")
     assert "gr\xfcn ?" in said.findtext("system-out")

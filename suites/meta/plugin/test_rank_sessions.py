@@ -268,7 +268,7 @@ def test_a_conftest_file_that_fails_in_a_rank_is_told_and_other_tests_run(pytest
     (inner / "conftest.py").write_text(fails)
     (inner / "test_ranks.py").write_text(HEAD + "\n@W\ndef test_ranks(rank): pass\n")
     pytester.makepyfile(test_plain="def test_plain(): pass\n")
-    result = pytester.runpytest_subprocess("--world", "gloo", "-p", "no:cacheprovider", "-rE")
+    result = pytester.runpytest_inprocess("--world", "gloo", "-p", "no:cacheprovider", "-rE")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(
         ["*conftest.py:3: in <module>", "*import no_such_module", "E * No module named 'no_such*", "*rank 1 of 2*"]

@@ -53,7 +53,7 @@ def test_nested(world): assert world.run(call, made(), world_size=2) == [3, 3]
 def test_the_file_of_a_function_is_imported_first_wherever_the_function_travels(pytester, world):
     (pytester.mkdir("lib") / "uses_a_stub.py").write_text(USES_A_STUB)
     pytester.makepyfile(TESTS)
-    pytester.runpytest_subprocess("--world", world, "-p", "no:randomly").assert_outcomes(passed=5)
+    pytester.runpytest_inprocess("--world", world, "-p", "no:randomly").assert_outcomes(passed=5)
 
 
 IN_A_FOLDER = """
@@ -91,5 +91,5 @@ def test_files_in_folders_are_imported_where_imports_do_not_find_them(pytester, 
     (pytester.path / "whole" / "test_above.py").write_text(
         "from . import above\ndef test_above(world): assert world.run(above, world_size=2) == [7, 7]"
     )
-    result = pytester.runpytest_subprocess("--world", world, "-p", "no:randomly", "--import-mode=importlib")
+    result = pytester.runpytest_inprocess("--world", world, "-p", "no:randomly", "--import-mode=importlib")
     result.assert_outcomes(passed=4 * len(folders) + 1)

@@ -30,7 +30,7 @@ def _same(one, other):
 @pytest.mark.parametrize(("name", "source", "options", "told"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
 def test_an_example_prints_what_its_page_says(pytester, name, source, options, told):
     (pytester.path / name).write_text(f"# {name}\n{source}")
-    printed = iter(pytester.runpytest_subprocess(*shlex.split(options)).outlines)
+    printed = iter(pytester.runpytest_inprocess(*shlex.split(options)).outlines)
     for line in told.splitlines():
         if line not in ("", "..."):
             assert any(_same(line, out) for out in printed), f"this line of the page was not printed: {line}"
