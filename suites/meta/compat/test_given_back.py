@@ -32,6 +32,7 @@ def test_a_closed_world_leaves_nothing_exchanged(world, tmp_path):
     assert _left_behind(world, tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_the_comparison_sees_what_is_exchanged_while_ranks_are_open(tmp_path):
     found = _left_behind("sim", tmp_path, "open")
     assert [name for name in EXCHANGED if name not in found] == []

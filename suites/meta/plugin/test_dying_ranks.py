@@ -37,6 +37,7 @@ def test_a_test_that_hoards_memory_is_shown_with_its_line(pytester: pytest.Pytes
     result.stdout.fnmatch_lines([">*kept.append(bytearray(nbytes))", "E *MemoryError", "rank 1 of 2 raised this"])
 
 
+@pytest.mark.slow
 def test_a_crash_is_shown_with_the_users_frames_and_not_with_those_of_the_harness(pytester: pytest.Pytester):
     pytester.makepyfile(
         test_crash="""

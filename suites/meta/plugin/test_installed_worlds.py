@@ -83,6 +83,7 @@ def test_a_world_that_is_not_installed_is_named_with_those_that_are(pytester, in
     result.stderr.fnmatch_lines(["*--world must name some of gloo, mine, mpi, nccl, ray, sim; got 'mime'"])
 
 
+@pytest.mark.slow
 def test_a_world_whose_module_fails_skips_its_tests_and_says_why(pytester, installed):
     installed("import missing_library\n")
     pytester.makepyfile(test_mine=TEST)
@@ -93,6 +94,7 @@ def test_a_world_whose_module_fails_skips_its_tests_and_says_why(pytester, insta
     )
 
 
+@pytest.mark.slow
 def test_a_package_cannot_take_the_name_of_a_world_of_pdlcheck(pytester, installed):
     installed("raise RuntimeError('imported')", name="sim")
     pytester.makepyfile(test_mine=TEST.replace('"mine"', '"sim"'))

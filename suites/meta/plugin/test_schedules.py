@@ -56,6 +56,7 @@ def failure_lines(result):
     return [line for line in result.outlines if line.startswith("E ") and "schedule " not in line]
 
 
+@pytest.mark.slow
 def test_the_marker_finds_the_schedule_and_prints_the_line_that_replays_it_twenty_times(run, pytester):
     found = run(RACE)
     found.assert_outcomes(failed=1)

@@ -109,6 +109,7 @@ def test_a_fork_server_that_is_stopped_is_replaced(server):
         world.close()
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_stopped_as_it_forks_is_named_and_replaced(server, monkeypatch):
     world = ProcessWorld(timeout_s=60)
     try:

@@ -56,7 +56,11 @@ def _said_by(code: str) -> int:
     return int(started.stdout.readline())
 
 
-STARTS = pytest.mark.parametrize("start", [start_session, start_daemon, start_tree], ids=lambda start: start.__name__)
+STARTS = pytest.mark.parametrize(
+    "start",
+    [start_session, pytest.param(start_daemon, marks=pytest.mark.slow), start_tree],
+    ids=["session", "daemon", "tree"],
+)
 
 
 def dies(how):
