@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.checks.conditions import reporting
+
 __all__ = [
     "best_fit",
     "case",
@@ -45,7 +47,7 @@ def failure(headline: str, /, **details: object) -> AssertionError:
 
 
 def takes_world(check: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a check so that it validates its arguments.
+    """Decorate a check so that it validates its arguments, and reports the conditions that a passed run has met.
 
     ``world`` must be a world; many callers first pass its name. The first argument must be a function; many callers
     pass its result instead. An argument named ``make`` is not validated here, because
@@ -72,7 +74,10 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
                 f"{name_of(check)} takes as world the fixture of that name, or what get_world('sim') returns, "
                 f"got {world!r}"
             )
-        return check(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        with reporting(name_of(check), bound.arguments):
+            return check(*args, **kwargs)
 
     return checked
 

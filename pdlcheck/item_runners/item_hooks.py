@@ -23,6 +23,7 @@ __all__ = ["NAME", "keep_ctrl_c"]
 
 NAME = "pdlcheck.item_runners.item_hooks"
 _COUNTS, _INTERRUPT = "pdlcheck.harness.reporting.world_counts", "pdlcheck.harness.running.interrupt"
+_UNSEEN = "pdlcheck.harness.reporting.unseen_conditions"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     # The controller of pytest-xdist collects no tests, so pytest_collection_finish never runs there.
     if config.getoption("dist", "no") != "no":
-        _count_worlds(config)
+        _add_summaries(config)
         _warn_of_missing_names(config, only_registered=False)
     else:
         _warn_of_missing_names(config, only_registered=True)  # the other names matter only to tests with ranks
@@ -58,11 +59,16 @@ def keep_ctrl_c(config: pytest.Config) -> None:
         interrupt.keep()
 
 
-def _count_worlds(config: pytest.Config) -> None:
+def _add_summaries(config: pytest.Config) -> None:
     if not config.pluginmanager.has_plugin(_COUNTS):
         from pdlcheck.harness.reporting.world_counts import WorldCounts
 
         config.pluginmanager.register(WorldCounts(), _COUNTS)
+    if not config.pluginmanager.has_plugin(_UNSEEN):
+        from pdlcheck.harness.reporting.unseen_conditions import UnseenConditions, check_ini_values
+
+        check_ini_values(config)
+        config.pluginmanager.register(UnseenConditions(config), _UNSEEN)
 
 
 def _warn_of_missing_names(config: pytest.Config, *, only_registered: bool) -> None:
@@ -87,7 +93,7 @@ def _leave(config: pytest.Config) -> None:
 
 def _stay(config: pytest.Config) -> None:
     keep_ctrl_c(config)
-    _count_worlds(config)
+    _add_summaries(config)
     _warn_of_missing_names(config, only_registered=False)
     if hasattr(config, "workerinput"):
         from pdlcheck.harness.collection.devices import divide_among_workers

@@ -22,6 +22,7 @@ from pdlcheck.checks.checkpoint.runs import (
     with_what_was_left,
 )
 from pdlcheck.checks.checkpoint.unsaved_state import NUMBERS, first_difference, is_no_state
+from pdlcheck.checks.conditions import meet
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.state import differing, digest, require_bits
 from pdlcheck.errors import Inconclusive
@@ -131,6 +132,8 @@ def check_resume(
             apart = Path(name) / "apart"
             save = partial(run_to_save, start, plan)
             require_own_files(who, save, world, apart, world_size=world_size, case=facts)
+            for trace in straight:
+                meet(trace.conditions)
             return
         pair = with_what_was_left(start, plan, world, resumed, straight)
         cause, evidence = find_cause(start, plan, world, pair, trouble)

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from pdlcheck.checks.checkpoint.events import watching_events
 from pdlcheck.checks.checkpoint.unsaved_state import (
     STREAMS,
     Gradients,
@@ -67,6 +68,7 @@ class Trace:
     ``left``: the states of all other parts after saving or loading. A run that does not look records only the random
     numbers. ``end``: the states of all other parts after the last step. ``loaders``: the number of loaders that draw
     seeds from the random numbers of torch. ``unread``: the parts whose state cannot be read, with the error.
+    ``conditions``: those that a run without a stop can meet, and whether it has met them.
     """
 
     states: list[State]
@@ -74,6 +76,7 @@ class Trace:
     end: dict[str, Any]
     loaders: int = 0
     unread: dict[str, str] = field(default_factory=dict)
+    conditions: dict[str, bool] = field(default_factory=dict)
 
 
 def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False) -> Trace:
@@ -84,13 +87,17 @@ def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False) -> 
     """
     seed_streams(plan.seed + dist.get_rank())
     model, step, save, load = made_by_start(start(), *_MADE)
-    for i in range(plan.saved_after):
-        step(i)
-    if saves:
-        save(Path(plan.file))
-    left, unread = _look(model, step, save, load) if looks else (states_of({}), {})
-    states = _go_on(model, step, plan)
-    return Trace(states, left, states_of(_parts(model, step, save, load), buffers=plan.buffers), unread=unread)
+    with watching_events((step, save, load)) as events:
+        for i in range(plan.saved_after):
+            step(i)
+        events.end_part()
+        if saves:
+            save(Path(plan.file))
+        left, unread = _look(model, step, save, load) if looks else (states_of({}), {})
+        states = _go_on(model, step, plan)
+        events.end_part()
+    end = states_of(_parts(model, step, save, load), buffers=plan.buffers)
+    return Trace(states, left, end, unread=unread, conditions=events.conditions())
 
 
 def run_to_save(start: Start, plan: Plan, folder: Path) -> None:

@@ -134,6 +134,17 @@ def add_options(parser: pytest.Parser) -> None:
         type="args",
         default=[],
     )
+    parser.addini(
+        "pdlcheck_not_seen",
+        "conditions that passed checks have not met: report them, or fail the session",
+        default="report",
+    )
+    parser.addini(
+        "pdlcheck_accept_unseen",
+        "conditions that cannot occur in this project, such as: check_metric: a rank without samples",
+        type="linelist",
+        default=[],
+    )
     parser.addini("pdlcheck_launch", f"default of {PREFIX}launch: {', '.join(LAUNCH_MODES)}", default="auto")
 
 
