@@ -12,7 +12,7 @@ from pdlcheck.operations.table import OPERATIONS
 from pdlcheck.worlds.observe.differences import describe_differences
 from pdlcheck.worlds.words import in_common, listed, who
 
-__all__ = ["PAIRWISE", "fits", "mismatch", "p2p_mismatch"]
+__all__ = ["PAIRWISE", "divided_batch", "fits", "mismatch", "p2p_mismatch"]
 
 # operations of which two ranks may disagree although their signatures are equal
 PAIRWISE = frozenset(name for name, kind in OPERATIONS.items() if kind.compares_pairs)
@@ -117,6 +117,33 @@ def p2p_mismatch(send: Signature, recv: Signature) -> CollectiveMismatch | None:
                 [[send], [recv]],
             )
     return None
+
+
+def divided_batch(pairs: Sequence[tuple[Signature, Signature]]) -> CollectiveMismatch:
+    """Return the error for a batch of messages that the peer posts in more than one call.
+
+    Args:
+        pairs: an operation of the batch and the peer's operation that it meets, for a send and a receive.
+    """
+    own, theirs = pairs[0]
+    return CollectiveMismatch(
+        "\n  ".join(
+            [
+                f"rank {own.rank} sends to rank {theirs.rank} and receives from it in one batch, "
+                f"rank {theirs.rank} in two calls: nccl does not define what happens",
+                *(lines := [_in_words(f"rank {own.rank}: one batch of", [one for one, _ in pairs])]),
+                *(others := [_in_words(f"rank {theirs.rank}:", [one for _, one in pairs])]),
+                f"post both with one batch_isend_irecv on rank {theirs.rank}",
+            ]
+        ),
+        what="the batch",
+        ranks=[*lines, *others],
+        odd=[],
+    )
+
+
+def _in_words(head: str, operations: Sequence[Signature]) -> str:
+    return f"{head} {' and '.join(str(one) for one in operations)}"
 
 
 def _error(head: str, what: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:

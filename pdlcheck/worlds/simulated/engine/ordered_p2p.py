@@ -2,6 +2,8 @@
 
 Each rank has one lane to each peer of a group. The operations of a lane are carried out one after the other, so two
 ranks that both post a send and then a receive wait for ever. The operations of one ``batch_isend_irecv`` go together.
+If a batch sends to a peer and receives from it, the peer must have both in one batch, too: NCCL does not define what
+happens otherwise.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Hashable, Iterator
 
 from pdlcheck.errors import Unsupported
 from pdlcheck.worlds.observe import Match, Signature
-from pdlcheck.worlds.observe.mismatch import p2p_mismatch
+from pdlcheck.worlds.observe.mismatch import divided_batch, p2p_mismatch
 
 __all__ = ["OrderedP2PMatcher"]
 
@@ -22,6 +24,18 @@ class _Batch:
     def __init__(self, of: object) -> None:
         self.of = of
         self.operations: list[tuple[Signature, Hashable]] = []
+        self.met: list[tuple[Signature, Signature, _Batch]] = []  # own operation, the peer's, and the peer's batch
+
+    def meet(self, own: Signature, theirs: Signature, batch: _Batch) -> None:
+        """Record a match of an operation of this batch.
+
+        Raises:
+            CollectiveMismatch: the peer has divided into two what this batch sends to it and receives from it.
+        """
+        self.met.append((own, theirs, batch))
+        divided = [one for one in self.met if one[2] is not batch and one[0].op != own.op]
+        if self.of is not None and divided:
+            raise divided_batch([(divided[0][0], divided[0][1]), (own, theirs)])
 
     def first(self, op: str) -> int | None:
         return next((i for i, (signature, _) in enumerate(self.operations) if signature.op == op), None)
@@ -44,6 +58,8 @@ class OrderedP2PMatcher:
             raise Unsupported("nccl has no receive from any rank, nor have messages in order: name the source")
         mine = self._lanes[signature.group, signature.rank, signature.peer]
         if batch is None or not mine or mine[-1].of is not batch:
+            if mine and not mine[0].operations:  # all of its operations have met, and no more will come
+                mine.pop(0)
             mine.append(_Batch(batch))
         mine[-1].operations.append((signature, key))
         theirs = self._lanes[signature.group, signature.peer, signature.rank]
@@ -52,8 +68,8 @@ class OrderedP2PMatcher:
             if match is None:
                 return
             for lane in (mine, theirs):
-                if lane and not lane[0].operations:
-                    lane.pop(0)
+                if lane and not lane[0].operations and (lane[0].of is None or len(lane) > 1):
+                    lane.pop(0)  # the last batch may have more operations, which are about to be posted
             yield match
 
 
@@ -66,4 +82,6 @@ def _pair(sender: _Batch, receiver: _Batch) -> Match | None:
     receiver.operations.remove((taken, other))
     if error := p2p_mismatch(sent, taken):
         raise error
+    sender.meet(sent, taken, receiver)
+    receiver.meet(taken, sent, sender)
     return Match((sent, taken), (key, other))

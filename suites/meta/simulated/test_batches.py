@@ -1,0 +1,92 @@
+"""With the semantics of nccl, a batch that sends to a peer and receives from it meets one batch of the peer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pdlcheck.errors import CollectiveMismatch
+from pdlcheck.worlds import get_world
+
+
+def peer():
+    return 1 - dist.get_rank()
+
+
+def send(value):
+    return dist.P2POp(dist.isend, torch.tensor([float(value)]), peer())
+
+
+def recv(into):
+    return dist.P2POp(dist.irecv, into, peer())
+
+
+def batch(*operations):
+    for work in dist.batch_isend_irecv([*operations]):
+        work.wait()
+
+
+def exchange(rounds, *, divided):
+    """Exchange numbers in batches; with ``divided``, rank 1 receives and sends in two calls in the last round."""
+    found = []
+    for number in range(rounds):
+        into = torch.empty(1)
+        if divided and number == rounds - 1 and dist.get_rank() == 1:
+            batch(recv(into))
+            batch(send(10 + number))
+        else:
+            batch(send(10 * dist.get_rank() + number), recv(into))
+        found.append(into.item())
+    return found
+
+
+def one_ahead():
+    """Exchange as 1F1B does: rank 0 sends one message ahead, and receives the last one alone."""
+    into = torch.empty(1)
+    if dist.get_rank() == 0:
+        batch(send(0))
+        batch(send(1), recv(into))
+        batch(recv(into))
+    else:
+        batch(recv(into))
+        batch(send(0), recv(into))
+        batch(send(1))
+    return into.item()
+
+
+def in_one_direction():
+    """Send two messages in one batch, and receive them in two calls."""
+    first, second = torch.empty(1), torch.empty(1)
+    if dist.get_rank() == 0:
+        batch(send(1), send(2))
+        return [1.0, 2.0]
+    batch(recv(first))
+    batch(recv(second))
+    return [first.item(), second.item()]
+
+
+def run(program, *args, semantics="nccl", seed=0, **kwargs):
+    return get_world("sim", semantics=semantics, seed=seed).run(program, *args, world_size=2, **kwargs)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_batch_that_the_peer_divides_is_an_error_on_nccl(rounds, seed):
+    words = r"rank 0 sends to rank 1 and receives from it in one batch, rank 1 in two calls: nccl does not define"
+    with pytest.raises(CollectiveMismatch, match=words) as caught:
+        run(exchange, rounds, divided=True, seed=seed)
+    assert "rank 0: one batch of " in str(caught.value)
+    assert str(caught.value).count("test_batches.py:") >= 4, "the lines of both calls on both ranks"
+    assert "post both with one batch_isend_irecv on rank 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_batches_that_meet_whole_are_right(seed):
+    assert run(exchange, 3, divided=False, seed=seed) == [[10.0, 11.0, 12.0], [0.0, 1.0, 2.0]]
+    assert run(one_ahead, seed=seed) == [1.0, 1.0]
+    assert run(in_one_direction, seed=seed) == [[1.0, 2.0]] * 2
+
+
+def test_elsewhere_a_batch_may_be_divided():
+    assert run(exchange, 2, divided=True, semantics="rendezvous") == [[10.0, 11.0], [0.0, 1.0]]
