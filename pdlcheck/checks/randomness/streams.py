@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.randomness.draws import GLOBAL, OF_TORCH, Draw, Notes, Recorder, code_of, inside, others_noted
+from pdlcheck.checks.randomness.workers import IN_WORKER, workers_noted
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_random_streams"]
@@ -44,7 +46,7 @@ def check_random_streams(
     The check compares the state of the generator before a draw, not the numbers. So shapes, probabilities and order do
     not matter. The same seed for the initial weights is fine. Ranks may also agree on the order of samples, with
     generators of the program's own (``generator=``) and with permutations. The seed that a ``DataLoader`` draws counts
-    if it has workers, because they receive it.
+    if it has workers, because they receive it. What workers draw counts, too, if ``step`` reaches the loader.
 
     Args:
         make: called as ``make()`` on every rank: seeds as the program does, and returns the model or whatever ``step``
@@ -111,7 +113,10 @@ def check_random_streams(
             where, before, now = drawn.again
             raise failure(
                 f"{name_of(step)}: rank {rank} draws in step {now} the random numbers of step {before}: {where}",
-                likely_cause="each step begins with one seed: add the step to it, or seed once, before the first",
+                likely_cause="worker_init_fn gives a worker one seed in every pass: add torch.initial_seed(), which "
+                "differs from pass to pass"
+                if IN_WORKER in where
+                else "each step begins with one seed: add the step to it, or seed once, before the first",
                 case=facts,
             )
 
@@ -195,6 +200,11 @@ def _compare(
                 f"torch.manual_seed({one.seed}) in step {one.step} of rank {first} and in step {two.step} of rank "
                 f"{second}: sums of step and rank meet; step * world_size + rank does not"
             )
+    elif IN_WORKER in one.where and IN_WORKER in two.where:
+        cause = (
+            "worker_init_fn gives workers of both ranks one seed: add rank * num_workers to it, or leave the seeds to "
+            "the DataLoader, which draws them from torch's generator"
+        )
     else:
         cause = (
             "the generator is in one state on both: add the rank to what it is seeded with; agreed= is for global ones "
@@ -226,6 +236,10 @@ def _record(make: Callable[[], Any], step: Callable[[Any], object], plan: _Plan)
     with inside([] if plan.divided is None else plan.divided(made), notes):
         for number in range(plan.steps):
             notes.step = number
-            with others_noted(notes, others, together), Recorder(notes, torchs):
+            with (
+                workers_noted(notes, (partial(step, made),), plan.agreed),
+                others_noted(notes, others, together),
+                Recorder(notes, torchs),
+            ):
                 step(made)
     return _Drawn(notes.draws, notes.divided, notes.again, together, notes.decides, notes.decisions, seed)
