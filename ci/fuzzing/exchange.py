@@ -23,7 +23,7 @@ from pdlcheck.worlds.journal import notes
 from pdlcheck.worlds.launched.meeting_file import MeetingFile
 from pdlcheck.worlds.processes.controller.message_pipe import MessagePipe, report_of
 from pdlcheck.worlds.processes.exchange.board import Board, SpoiledBoard, shared_file
-from pdlcheck.worlds.processes.exchange.messages import Ending, Here, Ready, Stack, packed
+from pdlcheck.worlds.processes.exchange.messages import Ending, Pong, Ready, Stack, packed
 from pdlcheck.worlds.simulated.schedules.spec import schedule_of
 
 __all__ = ["TARGETS"]
@@ -172,9 +172,9 @@ def _log(*entries: object) -> bytes:
 
 _MESSAGES = [
     b"".join(struct.pack("!i", len(said)) + said for said in map(packed, messages))
-    for messages in ([Ready({})], [Ending(3), Here()], [Stack(1, "at x.py:3", "  File ...\n")])
+    for messages in ([Ready({})], [Ending(3), Pong()], [Stack(1, "at x.py:3", "  File ...\n")])
 ]
-_MESSAGES.append(struct.pack("!iQ", -1, len(packed(Here()))) + packed(Here()))
+_MESSAGES.append(struct.pack("!iQ", -1, len(packed(Pong()))) + packed(Pong()))
 
 TARGETS = [
     Target("messages", mutated(_MESSAGES), _check_messages),

@@ -24,15 +24,15 @@ __all__ = [
     "check_has_run",
     "cure_of_exit",
     "first_cause",
-    "lesser",
+    "less_severe",
     "results",
+    "severity",
     "stopped_by_nobody",
-    "weight",
     "without_addresses",
 ]
 
 ENDS_A_PROCESS = (SystemExit, KeyboardInterrupt, GeneratorExit)  # raised in the controller, they would end it
-lesser: list[type[BaseException]] = []  # exceptions that rank below a failure, the least severe last: skips
+less_severe: list[type[BaseException]] = []  # exceptions that rank below a failure, the least severe last: skips
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -153,14 +153,14 @@ def first_cause(raised: Sequence[Raised]) -> Raised:
 
     If several ranks raise the same verdict, prefer a rank that the verdict is about: its line is the one to show.
     """
-    first = min(raised, key=lambda outcome: (weight(outcome.error), outcome.order))
+    first = min(raised, key=lambda outcome: (severity(outcome.error), outcome.order))
     odd = getattr(first.error, "odd", ()) if isinstance(first.error, PdlcheckError) else ()
     return next((outcome for outcome in raised if outcome.rank in odd and _alike(outcome, first)), first)
 
 
-def weight(error: BaseException) -> int:
+def severity(error: BaseException) -> int:
     """Return 0 for a failure, and more for an exception that ranks below it, such as a skip."""
-    return next((number for number, kind in enumerate(lesser, 1) if isinstance(error, kind)), 0)
+    return next((number for number, kind in enumerate(less_severe, 1) if isinstance(error, kind)), 0)
 
 
 def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:

@@ -56,7 +56,7 @@ def look_after(world: World) -> None:
 
     from pdlcheck.worlds import outcome
 
-    outcome.lesser[:] = [pytest.xfail.Exception, pytest.skip.Exception, SkipTest]
+    outcome.less_severe[:] = [pytest.xfail.Exception, pytest.skip.Exception, SkipTest]
     runner_of(world).adapt()
 
 

@@ -11,7 +11,7 @@ from pdlcheck.worlds.processes.controller.pool import Pool
 from pdlcheck.worlds.processes.controller.rank_handle import Written
 from pdlcheck.worlds.processes.exchange.messages import DefaultGroup
 from pdlcheck.worlds.processes.exchange.payload import dump_call, is_our_own
-from pdlcheck.worlds.processes.exchange.warning_relay import present_ears, tell
+from pdlcheck.worlds.processes.exchange.warning_relay import present_filters, replay_warnings
 from pdlcheck.worlds.protocol import CLOSED
 
 __all__ = ["ProcessRanks"]
@@ -95,12 +95,12 @@ class ProcessRanks:
             raise RuntimeError("these ranks are gone, as an earlier call failed on them; open new ones")
         seed, self._seed = self._seed, None
         group, self._group = self._group, "kept"
-        ears = None if is_our_own(fn) else present_ears()
+        filters = None if is_our_own(fn) else present_filters()
         timeout_s, debugged = self.timeout_s, self._debugged
         outcomes = self._pool.call(
-            payload, modules, seed=seed, group=group, timeout_s=timeout_s, debugged=debugged, ears=ears
+            payload, modules, seed=seed, group=group, timeout_s=timeout_s, debugged=debugged, filters=filters
         )
-        tell(self._pool.heard)
+        replay_warnings(self._pool.heard)
         return outcomes
 
     def begin(self, key: object, fn: Callable[..., Any], /, *args: Any) -> None:

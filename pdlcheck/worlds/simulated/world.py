@@ -35,7 +35,7 @@ from pdlcheck.worlds.simulated.c10d.install import (
     has_group,
     has_left_group,
     join_group,
-    leave_alone,
+    join_without_group,
     rank_local_torch_distributed,
 )
 from pdlcheck.worlds.simulated.cluster import Cluster
@@ -398,10 +398,10 @@ class SimulatedRanks:
         if self._absent:
             if rank in self._absent:
                 raise RankGone
-            leave_alone(cluster.engine, cluster.store)
+            join_without_group(cluster.engine, cluster.store)
         elif self._make_own_groups:
             if rank not in self._without:
-                leave_alone(cluster.engine, cluster.store)
+                join_without_group(cluster.engine, cluster.store)
                 self._without.add(rank)
         elif not (has_group() or (keep_groups and has_left_group())):  # first run, or the last one destroyed the group
             join_group(cluster.engine, cluster.store)

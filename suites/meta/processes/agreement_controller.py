@@ -74,7 +74,7 @@ class Controller:
         self.lost |= {number}
         self._stop()
 
-    def _speak(self) -> None:
+    def _raise_mismatch(self) -> None:
         self._catch_up(range(self.size))
         if not self.stopping:
             self._pronounce("mismatch")

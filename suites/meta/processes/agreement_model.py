@@ -111,7 +111,7 @@ class Model(Controller):
             elif rank.ended == "dead" and number not in self.over:
                 yield f"controller sees the end of rank {number}", _of(number, Model._see_death)
         if self._mismatched() and not self.stopping:
-            yield "controller stops hesitating", Model._speak
+            yield "controller stops hesitating", Model._raise_mismatch
 
     def _steps_of(self, number: int, rank: Rank) -> Iterator[tuple[str, Callable[[Model, int], None]]]:
         if rank.session is not None:

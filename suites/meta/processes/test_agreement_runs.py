@@ -293,13 +293,13 @@ class RealRank:
             self.fail(type(work._error).__name__)
         elif work.is_decided:
             if work.was_left:
-                self.coordinator.await_others(work, 0.0)
+                self.coordinator.await_peers(work, 0.0)
             if work.has_moved():
                 self.pc += 1
             elif self.is_stopped:
                 self.end(Halted(1, "in all_reduce"))
         elif self.all.chance.random() < 0.5 or not self.coordinator.look(work, 0.0):
-            self.coordinator.ask(work, waits=not gives_up)
+            self.coordinator.request_grant(work, waits=not gives_up)
             self.coordinator.advance(work)
             self.pc += gives_up
 

@@ -202,14 +202,14 @@ def test_messages_meet_by_their_number_until_anybody_may_send():
 
 
 def test_a_rank_that_went_on_by_the_board_and_ended_does_not_count_as_waiting():
-    referee = Arbiter(2)
-    referee.posted(0, 1, collective(0))
-    referee.asks(0, 1)
-    referee.waits(0, 1)
-    referee.ended(0)  # the board showed rank 1's operation, and rank 1 is still running
-    assert referee.waits_in(0) == ""
-    referee.posted(1, 1, collective(1))
-    referee.ended(1)
+    arbiter = Arbiter(2)
+    arbiter.posted(0, 1, collective(0))
+    arbiter.asks(0, 1)
+    arbiter.waits(0, 1)
+    arbiter.ended(0)  # the board showed rank 1's operation, and rank 1 is still running
+    assert arbiter.waits_in(0) == ""
+    arbiter.posted(1, 1, collective(1))
+    arbiter.ended(1)
 
 
 def stops_after_many() -> None:
@@ -237,10 +237,10 @@ def test_a_log_that_is_read_when_it_is_half_full_has_room_for_all(board):
         said.append(report)
         board.take(0, 5)
 
-    announcer = OperationCoordinator(0, 2, send, board)
-    announcer.begin(5)
+    coordinator = OperationCoordinator(0, 2, send, board)
+    coordinator.begin(5)
     for number in range(2 * MANY):
-        announcer.meet(collective(0, seq=number, members=(0,)))
+        coordinator.meet(collective(0, seq=number, members=(0,)))
     assert len(said) > 2
 
 
@@ -294,27 +294,27 @@ def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(boa
     failed = Failed(1, None, "LookupError", "nothing", "", "", False, Aftermath(**left, withdrawn=(0,)))
     stopped = Halted(1, "in all_reduce", Aftermath(**left, withdrawn=(0,)))
     events = [[(members[0], failed)], [(members[1], stopped)]]
-    referee = Arbiter(2)
-    referee.posted(1, 0, collective(1))
-    referee.asks(1, 0)
+    arbiter = Arbiter(2)
+    arbiter.posted(1, 0, collective(1))
+    arbiter.asks(1, 0)
     board.take(1, 1)
-    collector = Collector(members, 1, lambda _: events.pop(0), referee, board, timeout_s=60)
+    collector = Collector(members, 1, lambda _: events.pop(0), arbiter, board, timeout_s=60)
     collector.outcomes()
     assert not any(isinstance(message, Grant) for message in [*sent[0], *sent[1]])
     assert collector.can_go_on()
 
 
 def test_the_controller_keeps_what_may_still_be_asked_about_and_nothing_else():
-    referee = Arbiter(2)
+    arbiter = Arbiter(2)
     for number in range(100):
         for rank in range(2):
-            referee.posted(rank, number, collective(rank, seq=number))
-    referee.forget(0, 90)
-    assert referee.asks(1, 5) == [(0, Grant(5)), (1, Grant(5))], "rank 1 may have been left with it"
-    referee.forget(1, 100)
-    assert len(referee._stages) == len(referee._matched) == 10
-    assert referee.asks(0, 95) == [(0, Grant(95)), (1, Grant(95))]
-    assert referee.asks(0, 89) == []
+            arbiter.posted(rank, number, collective(rank, seq=number))
+    arbiter.forget(0, 90)
+    assert arbiter.asks(1, 5) == [(0, Grant(5)), (1, Grant(5))], "rank 1 may have been left with it"
+    arbiter.forget(1, 100)
+    assert len(arbiter._stages) == len(arbiter._matched) == 10
+    assert arbiter.asks(0, 95) == [(0, Grant(95)), (1, Grant(95))]
+    assert arbiter.asks(0, 89) == []
 
 
 def test_a_rank_says_which_operations_it_may_still_ask_about(board):
@@ -324,11 +324,11 @@ def test_a_rank_says_which_operations_it_may_still_ask_about(board):
         said.append(report)
         board.take(0, 1)
 
-    announcer = OperationCoordinator(0, 2, send, board)
-    announcer.begin(1)
-    left = announcer.post(Operation(collective(0), (), METHODS["allreduce"], ()), None)
+    coordinator = OperationCoordinator(0, 2, send, board)
+    coordinator.begin(1)
+    left = coordinator.post(Operation(collective(0), (), METHODS["allreduce"], ()), None)
     while not said:
-        announcer.meet(collective(0, group="alone", members=(0,)))
+        coordinator.meet(collective(0, group="alone", members=(0,)))
     assert said == [LogHalfFull(1, left.number)]
 
 
@@ -338,8 +338,8 @@ def test_a_sender_asks_at_once_where_anybody_may_be_received_from(board):
         OperationCoordinator(0, 2, said.append, board),
         OperationCoordinator(1, 2, lambda report: None, board),
     )
-    for announcer in (sender, receiver):
-        announcer.begin(1)
+    for coordinator in (sender, receiver):
+        coordinator.begin(1)
     first = sender.post(Operation(message("send", 0, 1), (), METHODS["send"], ()), None)
     assert said == []
     receiver.post(Operation(message("recv", 1, -1), (), METHODS["recv_anysource"], ([], 0)), None)
@@ -356,12 +356,12 @@ def test_an_operation_that_is_refused_while_it_is_posted_stays_off_the_board(boa
 
     def send(report):
         assert isinstance(report, StopMatching)
-        announcer.handle(Refuse(1, PeerFailed("another rank failed")))  # as the control thread may do at this moment
+        coordinator.handle(Refuse(1, PeerFailed("another rank failed")))  # as the control thread may do at this moment
 
-    announcer = OperationCoordinator(0, 2, send, board)
-    announcer.begin(1)
-    announcer._thread = -1  # so that it sends a message between logging and posting
-    work = announcer.post(Operation(collective(0), (), "all_reduce", ()), None)
+    coordinator = OperationCoordinator(0, 2, send, board)
+    coordinator.begin(1)
+    coordinator._thread = -1  # so that it sends a message between logging and posting
+    work = coordinator.post(Operation(collective(0), (), "all_reduce", ()), None)
     assert work.is_decided
     assert board.states([0], work.meeting.digest) == [ABSENT]
 
@@ -389,15 +389,15 @@ class Launches:
     ids=["any between", "any first", "any first, of another", "one way", "another source", "any of another"],
 )
 def test_receives_of_one_source_are_launched_as_posted_in_whatever_order_they_are_granted(peers, granted, launched):
-    group, announcer = Launches(), OperationCoordinator(2, 3, lambda report: None, None)
-    announcer.begin(1)
+    group, coordinator = Launches(), OperationCoordinator(2, 3, lambda report: None, None)
+    coordinator.begin(1)
     posted = []
     for name, peer in zip("abc", peers, strict=False):
         signature = message("recv", 2, peer, members=(0, 1, 2))
         method, args = ("recv_anysource", ([name], 0)) if peer < 0 else ("recv", ([name], peer, 0))
-        posted.append(announcer.post(Operation(signature, (), METHODS[method], args), group))
+        posted.append(coordinator.post(Operation(signature, (), METHODS[method], args), group))
     for (which, source), expected in zip(granted, launched, strict=True):
-        announcer.handle(Grant(posted[which].number, source))
+        coordinator.handle(Grant(posted[which].number, source))
         assert [f"{name}{source}" for name, source in group.received] == expected
 
 

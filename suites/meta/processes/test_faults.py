@@ -154,9 +154,9 @@ def test_a_rank_whose_controller_goes_while_it_answers_ends_quietly():
     program = """
 from multiprocessing import Pipe
 from pdlcheck.worlds.processes.rank.channel import Channel
-from pdlcheck.worlds.processes.exchange.messages import AreYouThere, put
+from pdlcheck.worlds.processes.exchange.messages import Ping, put
 controller, rank = Pipe()
-put(controller, AreYouThere())
+put(controller, Ping())
 controller.close()
 channel = Channel(rank)
 channel.start()

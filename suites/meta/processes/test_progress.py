@@ -252,7 +252,7 @@ def place(op: str, rank: int, tag: int) -> int:
     signature = Signature(
         rank, op, group.group_name, (0, 1), shapes=((1,),), dtypes=("float32",), peer=1 - rank, tag=tag
     )
-    return place_of(Meetings(group._engine._announcer.call).of(signature).digest)
+    return place_of(Meetings(group._engine._coordinator.call).of(signature).digest)
 
 
 def has_two_messages_in_one_word() -> list[float]:
@@ -402,13 +402,13 @@ class Seen:
 
 
 def announced(board, send=lambda report: None):
-    """Post an operation of rank 0; return its announcer, and the list of calls that reach the group."""
+    """Post an operation of rank 0; return its coordinator, and the list of calls that reach the group."""
     signature = Signature(rank=0, op="barrier", group="0", members=(0, 1), seq=0)
-    announcer, calls = OperationCoordinator(0, 2, send, board), []
-    announcer.begin(1)
+    coordinator, calls = OperationCoordinator(0, 2, send, board), []
+    coordinator.begin(1)
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
-    announcer.post(Operation(signature, (), METHODS["barrier"], ()), group)
-    return announcer, calls
+    coordinator.post(Operation(signature, (), METHODS["barrier"], ()), group)
+    return coordinator, calls
 
 
 @pytest.mark.parametrize("state", [POSTED, WAITS, GOES])
@@ -423,12 +423,12 @@ def test_an_operation_does_not_go_by_itself_when_the_other_rank_is_not_there_or_
     assert announced(Seen(state))[1] == []
 
 
-def fails(announcer):
-    announcer.end(failed=True)
+def fails(coordinator):
+    coordinator.end(failed=True)
 
 
-def is_told_of_a_failure(announcer):
-    announcer.handle(Refuse(1, PeerFailed("another rank failed")))
+def is_told_of_a_failure(coordinator):
+    coordinator.handle(Refuse(1, PeerFailed("another rank failed")))
 
 
 withdraws = pytest.mark.parametrize("withdraws", [fails, is_told_of_a_failure], ids=lambda how: how.__name__)
@@ -437,12 +437,12 @@ withdraws = pytest.mark.parametrize("withdraws", [fails, is_told_of_a_failure], 
 @withdraws
 def test_an_operation_does_not_go_when_the_other_rank_withdraws_at_that_moment(withdraws):
     board = Seen(POSTED, ABSENT)
-    announcer, calls = announced(board)
+    coordinator, calls = announced(board)
     assert calls == []
     assert board.said[:2] == [POSTED, GOES]
-    withdraws(announcer)
+    withdraws(coordinator)
     assert board.said[-1] == ABSENT
-    assert not announcer.is_torn
+    assert not coordinator.is_torn
 
 
 def test_an_operation_of_which_the_other_rank_is_no_longer_seen_is_asked_for():
@@ -455,9 +455,9 @@ def test_an_operation_of_which_the_other_rank_is_no_longer_seen_is_asked_for():
 def test_a_thread_that_reads_what_the_controller_sends_does_not_wait_for_it_to_read():
     """If both sides had much to send, each would wait for the other."""
     senders = []
-    announcer, _ = announced(Seen(ABSENT), lambda report: senders.append(threading.get_ident()))
-    announcer._states.in_doubt.extend(announcer._open.values())
-    announcer.advance(elsewhere=True)
+    coordinator, _ = announced(Seen(ABSENT), lambda report: senders.append(threading.get_ident()))
+    coordinator._states.in_doubt.extend(coordinator._open.values())
+    coordinator.advance(elsewhere=True)
     until(lambda: senders)
     assert senders != [threading.get_ident()]
 
@@ -465,10 +465,10 @@ def test_a_thread_that_reads_what_the_controller_sends_does_not_wait_for_it_to_r
 @withdraws
 def test_a_rank_that_withdraws_when_the_other_one_goes_does_not_serve_another_call(withdraws):
     board = Seen(ABSENT, ABSENT, GOES)
-    announcer, calls = announced(board)
-    withdraws(announcer)
+    coordinator, calls = announced(board)
+    withdraws(coordinator)
     assert calls == []
     assert board.said == [POSTED, ABSENT]
-    assert announcer.is_torn
-    announcer.begin(2)
-    assert not announcer.is_torn
+    assert coordinator.is_torn
+    coordinator.begin(2)
+    assert not coordinator.is_torn

@@ -37,7 +37,7 @@ class Arbiter:
         self.has_open_mismatch = False  # ranks mismatch, and other ranks may still add information
         self.is_torn = False  # an operation was granted to all of its ranks, and one of them has withdrawn it
 
-    def saw(self, rank: int, signature: Any) -> None:
+    def record(self, rank: int, signature: Any) -> None:
         """Record a posted operation for reports."""
         if signature.where:  # without a line, it is the world's own operation
             self._last[rank] = signature
@@ -131,7 +131,7 @@ class Arbiter:
         """Return the operation that a rank announced last, in words; empty if there is none."""
         return self._callers.told(self._last[rank]) if rank in self._last else ""
 
-    def speak(self) -> None:
+    def raise_mismatch(self) -> None:
         """Stop hesitating.
 
         Raises:
@@ -163,7 +163,7 @@ class Arbiter:
         live = self._world_size - len(self._ended)
         if self._unwatched or not live or len(self._waiting) < live:
             return
-        self.speak()
+        self.raise_mismatch()
         raise deadlock(
             waiting=self._waiting,
             ended={rank: self._last.get(rank) for rank in self._ended},

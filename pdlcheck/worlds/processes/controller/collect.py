@@ -11,7 +11,7 @@ from typing import Any
 
 from pdlcheck.errors import PdlcheckError, PeerFailed, RankFailed
 from pdlcheck.time_budgets import HESITATION_S, INTERRUPT_S, LOOK_S, REPORTS_S, SILENT_S, STACKS_S
-from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, stopped_by_nobody, weight
+from pdlcheck.worlds.outcome import Outcome, Raised, Returned, Stopped, severity, stopped_by_nobody
 from pdlcheck.worlds.processes.controller.arbiter import Arbiter
 from pdlcheck.worlds.processes.controller.rank_handle import Died, Member
 from pdlcheck.worlds.processes.exchange.board import Board
@@ -50,7 +50,7 @@ class Collector:
         members: all ranks.
         call: the number of the call.
         wait: waits until something happens, at most the given seconds; returns the events.
-        referee: the judge of watched operations; None if operations are not watched.
+        arbiter: the judge of watched operations; None if operations are not watched.
         board: shared memory where ranks log their operations; None if they send them as messages.
         timeout_s: the time limit of the whole call.
         debugged: a rank that is not told to stop, and is waited for, after a failure of another rank.
@@ -61,7 +61,7 @@ class Collector:
         members: Sequence[Member],
         call: int,
         wait: Callable[[float], Events],
-        referee: Arbiter | None,
+        arbiter: Arbiter | None,
         board: Board | None,
         timeout_s: float,
         debugged: int | None = None,
@@ -69,7 +69,7 @@ class Collector:
         self._members = members
         self._call = call
         self._wait = wait
-        self._referee = referee
+        self._arbiter = arbiter
         self._board = board
         self._timeout_s = timeout_s
         self._debugged = debugged
@@ -97,7 +97,7 @@ class Collector:
             for member, report in events:
                 self._take(member, report)
             if self._patience() <= 0:
-                self._speak()
+                self._raise_mismatch()
             if self._stopping:
                 self._give_up_silent()
                 if time.monotonic() >= self._until:
@@ -120,22 +120,22 @@ class Collector:
         after = list(self._after.values())
         return (
             len(after) == len(self._members)
-            and not (self._referee is not None and self._referee.is_torn)
+            and not (self._arbiter is not None and self._arbiter.is_torn)
             and not (self._refusing and any(left.left_open for left in after))
             and all(left.default_group for left in after)
             and len({left.groups_made for left in after}) == 1
-            and (self._referee is not None or not self._refusing or self._skipped_alike())
+            and (self._arbiter is not None or not self._refusing or self._skipped_alike())
             and not any(isinstance(o, Raised) and isinstance(o.error, MemoryError) for o in self._outcomes.values())
         )
 
     def _skipped_alike(self) -> bool:
         errors = [outcome.error for outcome in self._outcomes.values() if isinstance(outcome, Raised)]
-        return len(errors) == len(self._members) and all(map(weight, errors)) and len({*map(str, errors)}) == 1
+        return len(errors) == len(self._members) and all(map(severity, errors)) and len({*map(str, errors)}) == 1
 
     def can_be_ended(self) -> bool:
         """Return whether, after :meth:`outcomes`, every rank is idle and can tear down what it has set up."""
-        failed = any(isinstance(outcome, Raised) and not weight(outcome.error) for outcome in self._outcomes.values())
-        return len(self._after) == len(self._members) and (self._referee is not None or not failed)
+        failed = any(isinstance(outcome, Raised) and not severity(outcome.error) for outcome in self._outcomes.values())
+        return len(self._after) == len(self._members) and (self._arbiter is not None or not failed)
 
     def heard(self) -> list[bytes]:
         """Return the warnings of the ranks that have returned, in rank order; see ``warning_relay.py``."""
@@ -146,7 +146,7 @@ class Collector:
         return max((left.groups for left in self._after.values()), default=0)
 
     def _with_last(self, outcome: Outcome) -> Outcome:
-        return replace(outcome, last=self._referee.last_operation(outcome.rank)) if self._referee else outcome
+        return replace(outcome, last=self._arbiter.last_operation(outcome.rank)) if self._arbiter else outcome
 
     def _take(self, member: Member, report: Report | Died) -> None:
         rank = member.rank
@@ -157,8 +157,8 @@ class Collector:
         after = getattr(report, "after", None)
         if after is not None:
             self._after[rank] = after
-            if self._referee is not None:
-                self._referee.withdrew(rank, after.withdrawn)
+            if self._arbiter is not None:
+                self._arbiter.withdrew(rank, after.withdrawn)
         if isinstance(report, Failed | Died):
             self._catch_up([rank])
         match report:
@@ -169,7 +169,7 @@ class Collector:
                 self._failed(rank, report)
             case Died():
                 out, err = member.output()
-                last = self._referee.last_operation(rank) if self._referee is not None else ""
+                last = self._arbiter.last_operation(rank) if self._arbiter is not None else ""
                 self._raised(rank, rank_died(rank, report, last, err), output=out)
             case Halted(where=where) if self._stopping or self._refusing:
                 self._end(rank, Stopped(rank, self._waits_in(rank) or where))
@@ -178,17 +178,17 @@ class Collector:
             case Posted(operation=operation, signature=signature):
                 self._catch_up([rank])  # messages match in the order in which they were posted
                 self._posted(rank, operation, signature)
-                self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+                self._judge(lambda arbiter: self._grant(arbiter.asks(rank, operation)))
             case LogHalfFull(begun=begun):
                 self._catch_up(range(len(self._members)))
-                self._judge(lambda referee: referee.forget(rank, begun))
+                self._judge(lambda arbiter: arbiter.forget(rank, begun))
             case Asks(operation=operation, waits=waits):
                 self._catch_up(range(len(self._members)))  # others may have posted it without asking
-                self._judge(lambda referee: self._grant(referee.asks(rank, operation)))
+                self._judge(lambda arbiter: self._grant(arbiter.asks(rank, operation)))
                 if waits:
-                    self._judge(lambda referee: referee.waits(rank, operation))
+                    self._judge(lambda arbiter: arbiter.waits(rank, operation))
             case StopMatching():
-                self._judge(lambda referee: referee.unwatch())
+                self._judge(lambda arbiter: arbiter.unwatch())
 
     def _catch_up(self, ranks: Iterable[int]) -> None:
         """Read the operations that these ranks have posted since the last time.
@@ -196,29 +196,29 @@ class Collector:
         Before a judgement, the log of every rank that asked for a grant or ended is read. So the verdict rests on
         complete information.
         """
-        if self._board is None or self._referee is None:
+        if self._board is None or self._arbiter is None:
             return
         for rank in ranks:
             for operation, signature in self._board.take(rank, self._call):
                 self._posted(rank, operation, signature)
 
     def _patience(self) -> float:
-        """Return for how long the referee may still hesitate, so that each rank has time to report what it posts."""
-        if self._referee is None or not self._referee.has_open_mismatch or self._refusing:
+        """Return for how long the arbiter may still hesitate, so that each rank has time to report what it posts."""
+        if self._arbiter is None or not self._arbiter.has_open_mismatch or self._refusing:
             return math.inf
         if self._hesitating is None:
             self._hesitating = {rank: member.own_time() for rank, member in self._pending.items()}
         left = [HESITATION_S - own.spent() for rank, own in self._hesitating.items() if rank in self._pending]
         return max(left, default=0.0)
 
-    def _speak(self) -> None:
+    def _raise_mismatch(self) -> None:
         self._catch_up(range(len(self._members)))
-        self._judge(lambda referee: referee.speak())
+        self._judge(lambda arbiter: arbiter.raise_mismatch())
 
     def _posted(self, rank: int, operation: int, signature: Any) -> None:
-        if self._referee is not None:
-            self._referee.saw(rank, signature)
-            self._judge(lambda referee: self._grant(referee.posted(rank, operation, signature)))
+        if self._arbiter is not None:
+            self._arbiter.record(rank, signature)
+            self._judge(lambda arbiter: self._grant(arbiter.posted(rank, operation, signature)))
 
     def _grant(self, grants: Sequence[tuple[int, Grant]]) -> None:
         for rank, grant in grants:
@@ -236,9 +236,9 @@ class Collector:
             return
         self._end(rank, Returned(rank, value))
         # An operation that its rank has left open may mismatch, although no rank has waited for it.
-        if self._referee is not None and (self._referee.has_open or self._after[rank].left_open):
+        if self._arbiter is not None and (self._arbiter.has_open or self._after[rank].left_open):
             self._catch_up(list(self._outcomes))
-        self._judge(lambda referee: referee.ended(rank))
+        self._judge(lambda arbiter: arbiter.ended(rank))
 
     def _failed(self, rank: int, report: Failed) -> None:
         error: BaseException | None = None
@@ -263,12 +263,12 @@ class Collector:
         self._failures += 1
         order = self._failures + (_CONSEQUENCE if consequence else 0)
         self._end(rank, Raised(rank, error, traceback, order, output, site=site, consequence=consequence))
-        if not self._stopping and self._referee is not None and self._referee.has_open_mismatch and not weight(error):
-            self._speak()
+        if not self._stopping and self._arbiter is not None and self._arbiter.has_open_mismatch and not severity(error):
+            self._raise_mismatch()
         if self._stopping:
             return
         reason = PeerFailed("another rank failed")
-        if weight(error) and self._referee is not None:  # a skip; other ranks may still fail, which counts more
+        if severity(error) and self._arbiter is not None:  # a skip; other ranks may still fail, which counts more
             self._refuse_others(reason)
         else:
             self._stop_others(reason)
@@ -280,15 +280,15 @@ class Collector:
             self._until = time.monotonic() + REPORTS_S
 
     def _waits_in(self, rank: int) -> str:
-        return self._referee.waits_in(rank) if self._referee is not None else ""
+        return self._arbiter.waits_in(rank) if self._arbiter is not None else ""
 
     # -- ends ahead of time ------------------------------------------------------------------------
 
     def _judge(self, ask: Callable[[Arbiter], None]) -> None:
-        if self._referee is None or self._stopping or self._refusing:
+        if self._arbiter is None or self._stopping or self._refusing:
             return
         try:
-            ask(self._referee)
+            ask(self._arbiter)
         except PdlcheckError as verdict:
             self._verdict = verdict
             self._stop_others(verdict)  # each rank raises it from its own line
@@ -323,7 +323,7 @@ class Collector:
     def _refuse_others(self, reason: PdlcheckError) -> None:
         """End the ranks that are about to wait for another rank; unwatched ranks cannot be reached."""
         self._refusing = True
-        if self._referee is not None:
+        if self._arbiter is not None:
             for member in self._pending.values():
                 member.send(Refuse(self._call, reason))
 
@@ -405,7 +405,7 @@ class Collector:
 
     def _last_words(self, rank: int) -> str:
         """Return the last operation of a rank, as a part of a message; empty if the rank waits in an operation."""
-        last = self._referee.last_operation(rank) if self._referee is not None else ""
+        last = self._arbiter.last_operation(rank) if self._arbiter is not None else ""
         return f"; last operation {last}" if last and not self._waits_in(rank) else ""
 
     def _words(self, rank: int, places: dict[int, Stack], state: str) -> str:

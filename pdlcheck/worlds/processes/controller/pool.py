@@ -26,7 +26,7 @@ from pdlcheck.worlds.processes.controller.rank_handle import Died, Member, Writt
 from pdlcheck.worlds.processes.controller.setup import Setup, start_of, store_at
 from pdlcheck.worlds.processes.controller.templates import Templates
 from pdlcheck.worlds.processes.exchange.board import Board, shared_file
-from pdlcheck.worlds.processes.exchange.messages import AreYouThere, Call, DefaultGroup, Here, Ready, Report, packed
+from pdlcheck.worlds.processes.exchange.messages import Call, DefaultGroup, Ping, Pong, Ready, Report, packed
 from pdlcheck.worlds.processes.exchange.payload import Modules
 from pdlcheck.worlds.processes.exchange.settings import present
 from pdlcheck.worlds.processes.exchange.warning_relay import WarningFilters
@@ -119,14 +119,14 @@ class Pool:
         group: DefaultGroup,
         timeout_s: float,
         debugged: int | None = None,
-        ears: WarningFilters | None = None,
+        filters: WarningFilters | None = None,
     ) -> list[Outcome]:
         """Send a call to every rank; return the outcome of each rank. See :class:`Call` for the arguments.
 
         The rank ``debugged`` is never hurried: after a failure of another rank, the pool waits for it up to
         ``timeout_s``.
         """
-        self._send(payload, modules, seed=seed, group=group, ears=ears)
+        self._send(payload, modules, seed=seed, group=group, filters=filters)
         return self._collect(timeout_s, debugged)
 
     def begin(self, key: object, payload: bytes, modules: Modules, *, seed: int) -> None:
@@ -149,13 +149,13 @@ class Pool:
         *,
         seed: int | None,
         group: DefaultGroup,
-        ears: WarningFilters | None = None,
+        filters: WarningFilters | None = None,
     ) -> None:
         self._calls += 1
         self.lacks_group = group == "none" or (self.lacks_group and group == "kept")
         changes, self._surroundings = self._surroundings.changes()
         try:
-            data = packed(Call(self._calls, payload, modules, seed, group, changes, ears, present()))
+            data = packed(Call(self._calls, payload, modules, seed, group, changes, filters, present()))
             for member in self._members:
                 member.send_packed(data)
         except BaseException:  # such as Ctrl-C between two ranks
@@ -163,8 +163,8 @@ class Pool:
             raise
 
     def _collect(self, timeout_s: float, debugged: int | None = None) -> list[Outcome]:
-        referee = Arbiter(self._setup.world_size) if self._setup.watch else None
-        collector = Collector(self._members, self._calls, self._wait, referee, self._board, timeout_s, debugged)
+        arbiter = Arbiter(self._setup.world_size) if self._setup.watch else None
+        collector = Collector(self._members, self._calls, self._wait, arbiter, self._board, timeout_s, debugged)
         try:
             outcomes = self._with_output(collector.outcomes())
         except BaseException as error:
@@ -192,7 +192,7 @@ class Pool:
         if not self.is_usable or self.begun is not None or all(member.is_well() for member in self._members):
             return
         for member in self._members:
-            member.send(AreYouThere())
+            member.send(Ping())
         silent = {member.rank: member for member in self._members}
         own = {rank: member.own_time() for rank, member in silent.items()}
         while silent:
@@ -201,7 +201,7 @@ class Pool:
                 if isinstance(report, Died):
                     self._replace(f"rank {member.rank} {report.how}")
                     return
-                if isinstance(report, Here):
+                if isinstance(report, Pong):
                     silent.pop(member.rank, None)
             late = [member for rank, member in silent.items() if own[rank].spent() >= ANSWER_S]
             if not events and late:

@@ -16,7 +16,6 @@ from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Setting
 
 __all__ = [
     "Aftermath",
-    "AreYouThere",
     "Asks",
     "Call",
     "Changes",
@@ -27,9 +26,10 @@ __all__ = [
     "Failed",
     "Grant",
     "Halted",
-    "Here",
     "LogHalfFull",
     "Message",
+    "Ping",
+    "Pong",
     "Posted",
     "Prepare",
     "Prepared",
@@ -136,7 +136,7 @@ class Call(Message):
 
     With a ``seed``, the rank first replaces the settings that earlier calls left by ``settings``, and seeds its random
     streams. ``group`` selects the default group for this call and those that follow: ``kept``, the present one;
-    ``new``, a new one after the rank has left its groups; ``none``, no group. ``ears`` controls the warnings, see
+    ``new``, a new one after the rank has left its groups; ``none``, no group. ``filters`` controls the warnings, see
     ``warning_relay.py``.
     """
 
@@ -146,7 +146,7 @@ class Call(Message):
     seed: int | None
     group: DefaultGroup
     changes: Changes
-    ears: tuple[bytes, bool] | None = None
+    filters: tuple[bytes, bool] | None = None
     settings: Settings = AS_TORCH_BEGINS
 
 
@@ -165,8 +165,8 @@ class WhereAreYou(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class AreYouThere(Message):
-    """A request for a :class:`Here`."""
+class Ping(Message):
+    """A request for a :class:`Pong`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ class Stack(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Here(Message):
+class Pong(Message):
     """The report that the process lives and is not stopped."""
 
 
@@ -319,5 +319,5 @@ class StopMatching(Message):
     call: int
 
 
-Command = Start | Call | Stop | WhereAreYou | AreYouThere | Grant | Refuse
-Report = Ready | Done | Ending | Failed | Halted | Stack | Here | Posted | LogHalfFull | Asks | StopMatching
+Command = Start | Call | Stop | WhereAreYou | Ping | Grant | Refuse
+Report = Ready | Done | Ending | Failed | Halted | Stack | Pong | Posted | LogHalfFull | Asks | StopMatching

@@ -18,7 +18,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from pdlcheck.compat.python.warnings import records_warnings
 
-__all__ = ["WarningFilters", "hearing", "present_ears", "tell"]
+__all__ = ["WarningFilters", "present_filters", "recording_warnings", "replay_warnings"]
 
 WarningFilters = tuple[bytes, bool]  # the controller's filters, and whether its warnings are recorded
 
@@ -27,7 +27,7 @@ _received: tuple[bytes, list[Any]] = b"", []
 _registries: dict[str, dict[Any, Any]] = {}  # the registries of shown warnings, by file
 
 
-def present_ears() -> WarningFilters:
+def present_filters() -> WarningFilters:
     """Return the controller's present filters, and whether its warnings are recorded."""
     global _sent
     if warnings.filters != _sent[0]:
@@ -36,16 +36,16 @@ def present_ears() -> WarningFilters:
 
 
 @contextmanager
-def hearing(ears: WarningFilters | None) -> Iterator[Callable[[], bytes]]:
-    """Apply ``ears`` around the user's function in a rank.
+def recording_warnings(filters: WarningFilters | None) -> Iterator[Callable[[], bytes]]:
+    """Apply ``filters`` around the user's function in a rank.
 
     Yields:
-        A function that returns the recorded warnings as bytes for :func:`tell`; empty if there are none.
+        A function that returns the recorded warnings as bytes for :func:`replay_warnings`; empty if there are none.
     """
-    if ears is None:
+    if filters is None:
         yield bytes
         return
-    data, records = ears
+    data, records = filters
     recorded: list[warnings.WarningMessage] | None = None
     failed = True
     try:
@@ -60,7 +60,7 @@ def hearing(ears: WarningFilters | None) -> Iterator[Callable[[], bytes]]:
                 warnings.showwarning(one.message, one.category, one.filename, one.lineno)
 
 
-def tell(heard: Sequence[bytes]) -> None:
+def replay_warnings(heard: Sequence[bytes]) -> None:
     """Issue the ranks' warnings in the controller, as often as its filters show equal ones."""
     for data in heard:
         for one in pickle.loads(data) if data else ():

@@ -11,9 +11,9 @@ from pdlcheck.worlds.processes.rank.own_device import own_device
 __all__ = ["group_arguments", "watch"]
 
 
-def watch(backend: str, announcer: OperationCoordinator) -> None:
+def watch(backend: str, coordinator: OperationCoordinator) -> None:
     """Make every group of this backend a watched group; a rank calls this before it joins a group."""
-    _WATCHES[backend](announcer)
+    _WATCHES[backend](coordinator)
 
 
 def group_arguments(backend: str) -> dict[str, Any]:
@@ -21,16 +21,16 @@ def group_arguments(backend: str) -> dict[str, Any]:
     return _ARGUMENTS[backend]() if backend in _ARGUMENTS else {"backend": backend}
 
 
-def _watch_gloo(announcer: OperationCoordinator) -> None:
+def _watch_gloo(coordinator: OperationCoordinator) -> None:
     from pdlcheck.worlds.processes.rank.watched_gloo import watch_gloo
 
-    watch_gloo(announcer)
+    watch_gloo(coordinator)
 
 
-def _watch_mpi(announcer: OperationCoordinator) -> None:
+def _watch_mpi(coordinator: OperationCoordinator) -> None:
     from pdlcheck.worlds.processes.rank.watched_mpi import watch_mpi  # it imports MPI
 
-    watch_mpi(announcer)
+    watch_mpi(coordinator)
 
 
 def _of_mpi() -> dict[str, Any]:

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from pdlcheck.time_budgets import ANSWER_PAUSE_S, ATEXIT_S, LOOK_S, STILL_S
 from pdlcheck.worlds.processes.exchange.messages import (
-    AreYouThere,
     Call,
     Command,
     Ending,
     Halted,
-    Here,
+    Ping,
+    Pong,
     Report,
     Stack,
     Stop,
@@ -103,8 +103,8 @@ class Channel:
     def _handle(self, message: Command) -> None:
         if isinstance(message, Call):
             self._calls.put(message)
-        elif isinstance(message, AreYouThere):
-            self.send(Here())
+        elif isinstance(message, Ping):
+            self.send(Pong())
         elif isinstance(message, WhereAreYou):
             place = place_of(self._main)
             self.send(Stack(message.call, place.words, place.stack))

@@ -34,7 +34,7 @@ _UNDER_WAY = timedelta(seconds=UNDER_WAY_S)
 class AnnouncedWork(WatchedWork):
     """The handle that :class:`OperationCoordinator` returns for an operation."""
 
-    def __init__(self, announcer: OperationCoordinator, number: int, operation: Operation, real: Any) -> None:
+    def __init__(self, coordinator: OperationCoordinator, number: int, operation: Operation, real: Any) -> None:
         super().__init__(operation)
         self.number = number
         self.state = State.NEW
@@ -44,7 +44,7 @@ class AnnouncedWork(WatchedWork):
         self.way = _way(operation.signature, -1)  # operations with the same way are launched in posting order
         self.way_of_anybody = self.way if operation.signature.op != "recv" else (*self.way[:2], -1, *self.way[3:])
         self.is_decided = False  # it was launched, or it never will be
-        self._announcer = announcer
+        self._coordinator = coordinator
         self._group = real
         self._real: Any = None  # the work of the real group
         self._error: Exception | None = None
@@ -53,7 +53,7 @@ class AnnouncedWork(WatchedWork):
         self._resolving = threading.Lock()
         self._resolver = 0  # the thread that runs the user's callbacks; the operation is complete for it
 
-    # -- for the announcer -------------------------------------------------------------------------
+    # -- for the coordinator -------------------------------------------------------------------------
 
     @property
     def asked(self) -> bool:
@@ -141,10 +141,10 @@ class AnnouncedWork(WatchedWork):
             return True
         try:
             if self.was_left:
-                self._announcer.await_others(self, PATIENCE_S)
+                self._coordinator.await_peers(self, PATIENCE_S)
             done = self._real.wait(timeout) if is_limit(timeout) else self._real.wait()
         except Exception as error:
-            self._announcer.is_torn = True
+            self._coordinator.is_torn = True
             self._resolve(self._noted(error))
             raise
         self._resolve()
@@ -175,7 +175,7 @@ class AnnouncedWork(WatchedWork):
         if graph_task_id() == -1:
             self._go_on()
         elif not self.has_moved():  # the backward pass waits at its end, or a DDP hook at once, in C++
-            self._announcer.reminders.add(self)
+            self._coordinator.reminders.add(self)
         return future
 
     def remind(self) -> None:
@@ -188,11 +188,11 @@ class AnnouncedWork(WatchedWork):
     def _go_on(self, *, elsewhere: bool = False) -> None:
         """Make the operation go on, here and on the other ranks, even if no rank ever waits for it."""
         if not self.is_decided:
-            self._announcer.advance(self, elsewhere=elsewhere)
+            self._coordinator.advance(self, elsewhere=elsewhere)
         if not self.is_decided:
-            self._announcer.ask(self)
+            self._coordinator.request_grant(self)
         elif not self.has_moved():
-            self._announcer.tell_others(self)
+            self._coordinator.tell_others(self)
 
     def _decide(self) -> None:
         self.is_decided = True
@@ -202,15 +202,15 @@ class AnnouncedWork(WatchedWork):
         return self.is_decided
 
     def _await_decision(self, timeout: Any) -> None:
-        announcer = self._announcer
+        coordinator = self._coordinator
         limit = timeout.total_seconds() if is_limit(timeout) else math.inf
         until = time.perf_counter() + limit
-        if announcer.look(self, min(PATIENCE_S, limit)) or (self.asked and self._decided_within(GRANT_S)):
+        if coordinator.look(self, min(PATIENCE_S, limit)) or (self.asked and self._decided_within(GRANT_S)):
             return
-        announcer.ask(self, waits=limit == math.inf)  # a wait with a limit ends by itself
+        coordinator.request_grant(self, waits=limit == math.inf)  # a wait with a limit ends by itself
         pause = GRANT_S
         while not self._decided_within(min(pause, max(until - time.perf_counter(), 0.0))):
-            announcer.advance(self)
+            coordinator.advance(self)
             if not self.is_decided and time.perf_counter() > until:
                 self._give_up(limit)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -223,8 +223,8 @@ class AnnouncedWork(WatchedWork):
         """
         signature = self.operation.signature
         if signature.is_p2p and signature.peer >= 0 and self._is_of_gloo():
-            if self._announcer.abandon(self):
-                self._announcer.is_torn = True
+            if self._coordinator.abandon(self):
+                self._coordinator.is_torn = True
                 with suppress(RuntimeError):
                     self._real.wait(timedelta(milliseconds=1))
                 self._error = RuntimeError("Application timeout caused pair closure")

@@ -158,7 +158,7 @@ class OperationCoordinator:
                 self._states.take(work, Event.POST if operation.is_async else Event.POST_AND_WAIT)
             self.advance(at_most=_AT_ONCE)
             return work
-        self.ask(work)
+        self.request_grant(work)
         if reports:
             self.send(Posted(self.call, work.number, operation.signature))
         return work
@@ -230,7 +230,7 @@ class OperationCoordinator:
                 break
         return work.is_decided
 
-    def ask(self, work: AnnouncedWork, *, waits: bool = False) -> None:
+    def request_grant(self, work: AnnouncedWork, *, waits: bool = False) -> None:
         """Ask the controller to grant an operation, unless it was asked already.
 
         Args:
@@ -242,7 +242,7 @@ class OperationCoordinator:
                 self._ask(older, Event.ASK)
         self._ask(work, Event.ASK_AND_WAIT if waits else Event.ASK)
 
-    def await_others(self, work: AnnouncedWork, seconds: float) -> None:
+    def await_peers(self, work: AnnouncedWork, seconds: float) -> None:
         """Wait for ranks that are busy with something else to launch the operation too.
 
         If they have not done so after ``seconds``, ask the controller to grant the operation there.
@@ -354,12 +354,12 @@ def _looks(seconds: float) -> Iterator[None]:
 class GroupEngine:
     """The engine of one watched group; it launches operations on the real group ``real``."""
 
-    def __init__(self, announcer: OperationCoordinator, real: Any) -> None:
-        self._announcer = announcer
+    def __init__(self, coordinator: OperationCoordinator, real: Any) -> None:
+        self._coordinator = coordinator
         self._real = real
 
     def post(self, operation: Operation) -> dist.Work:
         """Post an operation; see :class:`pdlcheck.worlds.observe.Engine`."""
         refuse(operation)
         validate_for_gloo(operation)
-        return self._announcer.post(operation, self._real)
+        return self._coordinator.post(operation, self._real)

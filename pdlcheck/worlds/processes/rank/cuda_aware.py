@@ -32,7 +32,7 @@ class CudaAwareEngine(GroupEngine):
                 "move it to the CPU first (.cpu()), use a collective, or nccl"
             )
         stream = torch.cuda.current_stream(tensor.device)
-        return self._announcer.post(operation, OnStream(self._real, stream))
+        return self._coordinator.post(operation, OnStream(self._real, stream))
 
 
 def _first_tensor(operation: Operation) -> Tensor | None:

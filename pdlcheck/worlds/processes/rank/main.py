@@ -36,7 +36,7 @@ from pdlcheck.worlds.processes.exchange.board import Board
 from pdlcheck.worlds.processes.exchange.messages import Aftermath, Call, Changes, Done, Failed, Halted, Ready, Start
 from pdlcheck.worlds.processes.exchange.payload import dump_error, dump_result, import_module_of, is_our_own, load_call
 from pdlcheck.worlds.processes.exchange.settings import AS_TORCH_BEGINS, Settings, put
-from pdlcheck.worlds.processes.exchange.warning_relay import hearing
+from pdlcheck.worlds.processes.exchange.warning_relay import recording_warnings
 from pdlcheck.worlds.processes.rank import ending, import_time_rng, own_settings
 from pdlcheck.worlds.processes.rank.absent_devices import leave_absent_devices_alone
 from pdlcheck.worlds.processes.rank.backends import group_arguments, watch
@@ -96,24 +96,24 @@ def main(fds: Sequence[int], missing: Mapping[str, str], server_pid: int, *, pla
     start: Start = channel.receive()
     if not placed:
         take_place(start)
-    announcer = OperationCoordinator(
+    coordinator = OperationCoordinator(
         start.rank, start.world_size, channel.send, Board(fds[4], start.world_size) if start.board else None
     )
     declare_wrappers(start.comm_wrappers)
     if start.take_turns:
         take_turns()
     if start.watch:
-        announcer.reminders.start()
-        channel.on_message = announcer.handle
+        coordinator.reminders.start()
+        channel.on_message = coordinator.handle
         channel.still_s = WATCHED_STILL_S  # a watched wait ends by itself, so only the real group can block
-        watch(start.backend, announcer)
+        watch(start.backend, coordinator)
     channel.start()
     store = _join(start, fds[-1] if start.hosts_store else None)
     channel.send(Ready(missing))
     while (call := channel.next_call()) is not None:
-        announcer.begin(call.call)
+        coordinator.begin(call.call)
         begin_call()
-        _serve(call, start, store, channel, announcer)
+        _serve(call, start, store, channel, coordinator)
     del store  # this rank may host the store, so it must live until here
     end()
 
@@ -177,14 +177,14 @@ def _init(start: Start, store: Store) -> None:
     dist.init_process_group(store=store, rank=start.rank, world_size=start.world_size, **arguments)
 
 
-def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announcer: OperationCoordinator) -> None:
+def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, coordinator: OperationCoordinator) -> None:
     default_group, fn = dist.group.WORLD, None
     ending.begins()
     try:
         if call.group == "new":
-            announcer.is_beginning = True
+            coordinator.is_beginning = True
             _rejoin(call.call, start, store)
-            announcer.is_beginning = False
+            coordinator.is_beginning = False
             default_group = dist.group.WORLD
         elif call.group == "none":
             leave_group()
@@ -202,24 +202,24 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
         if call.seed is not None:
             fresh_state(call.seed, start, call.settings)
         offer(default_group)
-        with hearing(call.ears) as heard:
+        with recording_warnings(call.filters) as heard:
             with contextlib.nullcontext() if is_our_own(fn) else users_code(), cuda_on_cpu():
-                value = _called(fn, args, kwargs, announcer)
+                value = _called(fn, args, kwargs, coordinator)
             told = heard()
         ending.note_report()
-        announcer.end(failed=False)
+        coordinator.end(failed=False)
         result = dump_result(value, start.rank)
-        report: Any = Done(call.call, result, _aftermath(default_group, announcer), told)
+        report: Any = Done(call.call, result, _aftermath(default_group, coordinator), told)
     except PeerFailed as error:
         ending.note_report()
-        announcer.end(failed=True)
-        report = Halted(call.call, str(error), _aftermath(default_group, announcer))
+        coordinator.end(failed=True)
+        report = Halted(call.call, str(error), _aftermath(default_group, coordinator))
     except BaseException as error:  # every failure becomes a report, sys.exit and Ctrl-C included
         ending.note_report()
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # free the function's objects, so that the report has room
-        announcer.end(failed=True)
-        after = _aftermath(default_group, announcer)
+        coordinator.end(failed=True)
+        after = _aftermath(default_group, coordinator)
         if was_lost(error):
             after = replace(after, default_group=False)  # the group is of no use without the device
         report = _failed(call.call, error, start.rank, after)
@@ -229,14 +229,14 @@ def _serve(call: Call, start: Start, store: TCPStore, channel: Channel, announce
     channel.end(call.call, report)
 
 
-def _called(fn: Any, args: Any, kwargs: Any, announcer: OperationCoordinator) -> Any:
+def _called(fn: Any, args: Any, kwargs: Any, coordinator: OperationCoordinator) -> Any:
     try:
         with forked_children_end():
             return fn(*args, **kwargs)
     except RuntimeError as error:
-        if announcer.verdict is None or not text_of(error).startswith(FROM_CALLBACK):
+        if coordinator.verdict is None or not text_of(error).startswith(FROM_CALLBACK):
             raise
-        raise copy(announcer.verdict).with_traceback(error.__traceback__) from None  # torch has wrapped the verdict
+        raise copy(coordinator.verdict).with_traceback(error.__traceback__) from None  # torch has wrapped the verdict
 
 
 def adopt(changes: Changes, own: Mapping[str, str]) -> None:
@@ -258,13 +258,13 @@ def adopt(changes: Changes, own: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
 
 
-def _aftermath(default_group: dist.ProcessGroup | None, announcer: OperationCoordinator) -> Aftermath:
+def _aftermath(default_group: dist.ProcessGroup | None, coordinator: OperationCoordinator) -> Aftermath:
     return Aftermath(
-        is_as_begun(default_group) and not announcer.is_torn,
+        is_as_begun(default_group) and not coordinator.is_torn,
         dist.get_pg_count(),
         len(world_state().pg_map),
-        tuple(announcer.withdrawn),
-        announcer.has_open,
+        tuple(coordinator.withdrawn),
+        coordinator.has_open,
     )
 
 

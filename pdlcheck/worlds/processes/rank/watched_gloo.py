@@ -28,14 +28,14 @@ __all__ = ["watch_gloo"]
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 
 
-def watch_gloo(announcer: OperationCoordinator) -> None:
+def watch_gloo(coordinator: OperationCoordinator) -> None:
     """Make all gloo groups that are created from now on announce their operations.
 
     Raises:
         Unsupported: this torch lacks a name that the watched class needs.
     """
     _self_test()
-    meet_in_new_group(announcer)
+    meet_in_new_group(coordinator)
     Patches([*handles.PATCHES, *jit_wait.PATCHES]).put_for_good()
     real_class = c10d.ProcessGroupGloo
 
@@ -54,7 +54,7 @@ def watch_gloo(announcer: OperationCoordinator) -> None:
             set_default_backend(real, _GLOO)
             _register(real, gloo)
             made = being_made[-1]
-            engine = CudaAwareEngine(announcer, real)
+            engine = CudaAwareEngine(coordinator, real)
             super().__init__(made.name, rank, made.members, engine, "gloo", made.among)
             # Some C++ code asks for the backend itself: DDP's logger and monitored_barrier.
             _register(self, gloo)
@@ -65,7 +65,7 @@ def watch_gloo(announcer: OperationCoordinator) -> None:
             try:
                 dist.ProcessGroup.monitored_barrier(self, *args, **kwargs)  # type: ignore[attr-defined]  # no stub
             except RuntimeError:
-                announcer.is_torn = True
+                coordinator.is_torn = True
                 raise
 
     c10d.ProcessGroupGloo = WatchedGloo  # type: ignore[misc, assignment]  # it replaces the class on purpose

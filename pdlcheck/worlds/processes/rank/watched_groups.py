@@ -51,7 +51,7 @@ _defaults = 0  # number of default groups that the program has made in this call
 _groups: weakref.WeakSet[WatchedGroup] = weakref.WeakSet()
 
 
-def meet_in_new_group(announcer: OperationCoordinator) -> None:
+def meet_in_new_group(coordinator: OperationCoordinator) -> None:
     """Make ranks wait for one another at the controller before they make a group, from now on.
 
     All ranks of the default group wait, or only the members if the group is made with ``use_local_synchronization``.
@@ -74,11 +74,11 @@ def meet_in_new_group(announcer: OperationCoordinator) -> None:
         global _default, _defaults
         members, among = tuple(ranks) or tuple(range(group_size)), ""
         if c10d.GroupMember.WORLD is None:  # this group becomes the default group
-            if announcer.call and not announcer.is_beginning:  # the program makes it; else it has all ranks
-                members = tuple(members_of_default(store, group_rank or 0, group_size, announcer.rank))
+            if coordinator.call and not coordinator.is_beginning:  # the program makes it; else it has all ranks
+                members = tuple(members_of_default(store, group_rank or 0, group_size, coordinator.rank))
                 _defaults += 1
                 number = agree_on_number(store, group_rank or 0, _defaults)
-                among = f"{among_all(members, announcer.world_size)}#{number}"
+                among = f"{among_all(members, coordinator.world_size)}#{number}"
             _default = Made(str(name), members, among)
         else:
             members, among = tuple(_default.members[place] for place in members), _default.among
@@ -86,8 +86,8 @@ def meet_in_new_group(announcer: OperationCoordinator) -> None:
         waits_for = members if is_local(made.name) else _default.members
         being_made.append(made)
         try:
-            if announcer.call and announcer.rank in waits_for:
-                announcer.meet(new_group(announcer.rank, key_among(made.name, made.among), members, waits_for))
+            if coordinator.call and coordinator.rank in waits_for:
+                coordinator.meet(new_group(coordinator.rank, key_among(made.name, made.among), members, waits_for))
             return real_helper(group_size, group_rank, ranks, *args, **kwargs)
         finally:
             being_made.pop()

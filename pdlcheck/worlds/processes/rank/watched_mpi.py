@@ -12,15 +12,15 @@ from pdlcheck.worlds.processes.rank.watched_groups import being_made, meet_in_ne
 __all__ = ["watch_mpi"]
 
 
-def watch_mpi(announcer: OperationCoordinator) -> None:
+def watch_mpi(coordinator: OperationCoordinator) -> None:
     """Make all MPI groups that are created from now on announce their operations."""
-    meet_in_new_group(announcer)
+    meet_in_new_group(coordinator)
 
     class WatchedMpi(WatchedGroup):
         """One rank's end of an MPI group whose calls are compared before they are made."""
 
         def __init__(self, real: MpiGroup) -> None:
-            engine = GroupEngine(announcer, real)
+            engine = GroupEngine(coordinator, real)
             made = being_made[-1]
             super().__init__(made.name, real.rank(), made.members, engine, real.getBackendName(), made.among)
             self._real = real

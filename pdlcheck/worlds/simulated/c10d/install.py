@@ -50,7 +50,7 @@ __all__ = [
     "has_left_group",
     "is_pristine",
     "join_group",
-    "leave_alone",
+    "join_without_group",
     "rank_local_torch_distributed",
     "rebind_to_world",
 ]
@@ -226,7 +226,7 @@ def has_left_group() -> bool:
     return bool(rank.c10d) and rank.c10d["default_pg"] is None
 
 
-def leave_alone(engine: SimulatedEngine, store: SimulatedStore) -> RankThread:
+def join_without_group(engine: SimulatedEngine, store: SimulatedStore) -> RankThread:
     """Leave the running rank without any process group, and return the rank."""
     rank = current_rank()
     assert rank is not None
@@ -239,7 +239,7 @@ def leave_alone(engine: SimulatedEngine, store: SimulatedStore) -> RankThread:
 
 def join_group(engine: SimulatedEngine, store: SimulatedStore) -> None:
     """Give the running rank a new default process group on ``engine``."""
-    rank = leave_alone(engine, store)
+    rank = join_without_group(engine, store)
     world_size = len(engine.scheduler.ranks)
     rank.c10d["joining"] = True
     dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=world_size)

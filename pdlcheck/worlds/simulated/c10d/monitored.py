@@ -15,7 +15,7 @@ from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
 from pdlcheck.worlds.simulated.engine.gloo_errors import (
     TIMEOUT_MS,
     barrier_timeout,
-    closed_by,
+    connection_closed,
     failed_to_pass,
     is_consequence,
     is_time_limit,
@@ -58,7 +58,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
         members, gone = dist.get_process_group_ranks(group), faults_of(me.engine).gone
         lost = [place for place, rank in enumerate(members) if rank in gone]
         place, came_too_late = members.index(me.rank), work is None
-        if place and not lost and work is not None and text_of(error) == text_of(closed_by(members[0])):
+        if place and not lost and work is not None and text_of(error) == text_of(connection_closed(members[0])):
             raise failed_to_pass(place, lost, 0, error, wait_all_ranks) from None  # rank 0 reached its time limit
         if not is_consequence(error) or not lost or (came_too_late and (place == 0 or 0 in lost)):
             raise
@@ -67,9 +67,9 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
             original = timed_out("send")
         elif place:  # rank 0 has failed: it ends, or it has closed its connections, or it goes on with other work
             left = is_time_limit(error) or _leaves(me, me.engine.scheduler.ranks[members[0]])
-            original = closed_by(members[0]) if left else timed_out("recv")
+            original = connection_closed(members[0]) if left else timed_out("recv")
         else:
-            original = timed_out("recv", limit_ms) if is_time_limit(error) else closed_by(members[lost[0]])
+            original = timed_out("recv", limit_ms) if is_time_limit(error) else connection_closed(members[lost[0]])
         raise failed_to_pass(place, lost, limit_ms, original, wait_all_ranks) from None
 
 

@@ -154,7 +154,7 @@ def wait_in_store(
     """
     elapsed: list[bool] = []
     scheduler: Scheduler = me.engine.scheduler
-    with scheduler.elapsing.limit(limit_s, me.rank, lambda: elapsed.append(True)):
+    with scheduler.timers.limit(limit_s, me.rank, lambda: elapsed.append(True)):
         scheduler.wait_until(lambda: bool(elapsed) or ready(), waits_for, access)
     return ready()
 

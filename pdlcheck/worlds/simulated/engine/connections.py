@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pdlcheck.worlds.observe import Signature
-from pdlcheck.worlds.simulated.engine.gloo_errors import closed_by, pair_closure
+from pdlcheck.worlds.simulated.engine.gloo_errors import connection_closed, pair_closure
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.engine.work import SimulatedWork
@@ -36,7 +36,7 @@ class Connections:
             raise pair_closure()
         for rank in [*lost, *(rank for group, rank in self.closed if group == signature.group)]:
             if needs(signature, rank):
-                raise closed_by(rank)
+                raise connection_closed(rank)
 
     def close(self, ends: Iterable[tuple[str, int]]) -> None:
         """Close these connections (group, rank), and lose the operations that need them."""
@@ -46,7 +46,7 @@ class Connections:
 
     def _lose_at(self, group: str, rank: int) -> None:
         self.lose(lambda s: (s.group, s.rank) == (group, rank), lambda _: pair_closure())
-        self.lose(lambda s: s.group == group and needs(s, rank), lambda _: closed_by(rank))
+        self.lose(lambda s: s.group == group and needs(s, rank), lambda _: connection_closed(rank))
 
     def lose(self, hits: Callable[[Signature], bool], error: Callable[[Signature], RuntimeError]) -> list[Signature]:
         """Give an error to the operations that will never match; return their signatures."""

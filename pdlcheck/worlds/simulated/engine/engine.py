@@ -92,7 +92,7 @@ class SimulatedEngine:
 
     def _elapse(self) -> bool:
         """Let time limits elapse, the shortest first, because no rank can go on."""
-        return self.scheduler.elapsing.elapse() or any(change() for change in self.events.stuck)
+        return self.scheduler.timers.fire_next() or any(change() for change in self.events.stuck)
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class SimulatedEngine:
         def is_over() -> bool:
             return bool(elapsed) or self._matcher.is_complete(signature) or next(turns, None) is None
 
-        with suppress(PeerFailed), self.scheduler.elapsing.limit(0.0, signature.rank, lambda: elapsed.append(True)):
+        with suppress(PeerFailed), self.scheduler.timers.limit(0.0, signature.rank, lambda: elapsed.append(True)):
             self.scheduler.wait_until(is_over, signature)
         if error := self._matcher.verdict():
             raise error
@@ -235,7 +235,7 @@ class SimulatedEngine:
         Ranks have no clock of their own. A limit therefore elapses only when no other rank can go on, and the shortest
         of several limits elapses.
         """
-        with self.scheduler.elapsing.limit(limit_s, work.operation.signature.rank, work.elapse):
+        with self.scheduler.timers.limit(limit_s, work.operation.signature.rank, work.elapse):
             self.wait(work.may_go_on, work.operation.signature)
 
     def missing(self, signature: Signature) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from pdlcheck.worlds.observe import Signature
 __all__ = [
     "TIMEOUT_MS",
     "barrier_timeout",
-    "closed_by",
+    "connection_closed",
     "failed_to_pass",
     "is_consequence",
     "is_time_limit",
@@ -46,7 +46,7 @@ def is_time_limit(error: BaseException) -> bool:
     return text_of(error).startswith("[sim] Timed out waiting")
 
 
-def closed_by(rank: int) -> RuntimeError:
+def connection_closed(rank: int) -> RuntimeError:
     """Return the error for an operation that needs this rank, whose process has ended."""
     return RuntimeError(
         f"[sim] Connection closed by peer [rank {rank}]. This is typically caused by a remote worker crashing."

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pdlcheck.compat.torch.pytree import tree_map
 from pdlcheck.worlds.simulated.module_globals.mutable_state import (
-    Holder,
+    MutableState,
     find_holders,
     identical,
     own_leaves,
@@ -139,7 +139,7 @@ class _Piece:
 
     __slots__ = ("_parts", "contents", "holder")
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: MutableState) -> None:
         self.holder = holder
         self.note()
 

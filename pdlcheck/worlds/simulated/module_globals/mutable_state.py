@@ -32,7 +32,7 @@ from pdlcheck.tensor_bytes import bytes_of
 __all__ = [
     "CachedFunction",
     "Contents",
-    "Holder",
+    "MutableState",
     "find_holders",
     "identical",
     "is_installed",
@@ -80,7 +80,7 @@ def is_installed(path: str) -> bool:
     return any(folder in path for folder in _INSTALLED)
 
 
-class Holder:
+class MutableState:
     """One object whose contents are exchanged.
 
     Args:
@@ -120,10 +120,10 @@ class Holder:
         return f"{self._path}.{name}".lstrip(".") if self._nested else self._path
 
 
-def modules_holder() -> Holder:
+def modules_holder() -> MutableState:
     """Return the holder of the imported modules. A module that a rank imports is absent on other ranks."""
     parts = lambda: tuple(sys.modules.values())  # noqa: E731
-    return Holder("", user_modules, parts, sys.modules.__setitem__, sys.modules.__delitem__)
+    return MutableState("", user_modules, parts, sys.modules.__setitem__, sys.modules.__delitem__)
 
 
 def find_holders(
@@ -133,7 +133,7 @@ def find_holders(
     *,
     classes: Container[str] | None = None,
     many: int = MANY,
-) -> list[Holder]:
+) -> list[MutableState]:
     """Return the holders that can be reached from the roots.
 
     Args:
@@ -144,7 +144,7 @@ def find_holders(
         many: the largest number of objects that are examined.
     """
     classes = modules if classes is None else classes
-    holders: list[Holder] = []
+    holders: list[MutableState] = []
     todo: deque[tuple[str, Any, str]] = deque((path, value, "") for path, value in roots.items())
     while todo and len(seen) < many:
         path, value, inside = todo.popleft()
@@ -164,10 +164,10 @@ def find_holders(
 
 def _holders_of(
     path: str, value: Any, modules: Container[str], classes: Container[str], inside: str
-) -> Iterator[Holder]:
+) -> Iterator[MutableState]:
     if _is(value, type):
         if value.__module__ in modules:
-            yield Holder(
+            yield MutableState(
                 path,
                 lambda: _visible(vars(value)) | _special_methods(vars(value)),
                 lambda: tuple(vars(value).values()),
@@ -177,12 +177,14 @@ def _holders_of(
         return
     if _is(value, CellType):
         fill, clear = functools.partial(setattr, value), functools.partial(delattr, value)
-        yield Holder(path, lambda: _of_cell(value), lambda: tuple(_of_cell(value).values()), fill, clear, nested=False)
+        yield MutableState(
+            path, lambda: _of_cell(value), lambda: tuple(_of_cell(value).values()), fill, clear, nested=False
+        )
     elif _is(value, list | dict | set | deque) and len(value) <= LONG:
         kind = inside or type(value).__name__
         put = lambda _, items: _refill(value, items)  # noqa: E731
         look = lambda: _parts_of_dict(value) if _is(value, dict) else tuple(value)  # noqa: E731
-        yield Holder(path, lambda: {"": _items(value)}, look, put, _keep, nested=False, kind=kind)
+        yield MutableState(path, lambda: {"": _items(value)}, look, put, _keep, nested=False, kind=kind)
     users = _is(value, ModuleType | FunctionType) or type(value).__module__ in classes
     if users or _is(value, _OPEN):
         names = getattr(value, "__dict__", None)
@@ -190,7 +192,7 @@ def _holders_of(
             kind = "" if users else inside or type(value).__name__
             get, parts = lambda: _visible(names), lambda: tuple(names.values())
             put, drop = names.__setitem__, names.__delitem__
-            yield Holder(path, get, parts, put, drop, nested=users, kind=kind, namespace=names)
+            yield MutableState(path, get, parts, put, drop, nested=users, kind=kind, namespace=names)
 
 
 def _is(value: Any, kinds: Any) -> bool:

@@ -78,7 +78,7 @@ class BufferHazards(Observer):
     def backward_ended(self, rank: int) -> None:
         """Watch the rank's pending operations again."""
         if (detector := self._detectors.get(rank)) is not None:
-            detector.resume()
+            detector.reinstall()
 
     def rank_ended(self, rank: int) -> None:
         """Release everything that the rank holds."""
@@ -132,7 +132,7 @@ class HazardDetector(TorchDispatchMode):  # type: ignore[misc]  # torch's class,
             if in_backward():
                 self._posts_in_hooks = True
 
-    def resume(self) -> None:
+    def reinstall(self) -> None:
         """Put the mode in place again after a backward pass, because torch has restored the modes from before it."""
         if self._by_storage:
             self._enter()

@@ -15,7 +15,7 @@ from pdlcheck.operations.kind import Write
 from pdlcheck.worlds.observe import Operation, Part, Signature
 from pdlcheck.worlds.simulated.engine.connections import needs
 from pdlcheck.worlds.simulated.engine.engine import SimulatedEngine
-from pdlcheck.worlds.simulated.engine.gloo_errors import closed_by, operation_timeout, rendezvous_timeout
+from pdlcheck.worlds.simulated.engine.gloo_errors import connection_closed, operation_timeout, rendezvous_timeout
 from pdlcheck.worlds.simulated.engine.observer import Observer
 from pdlcheck.worlds.simulated.engine.work import SimulatedWork
 from pdlcheck.worlds.simulated.schedules.access import Post
@@ -142,7 +142,7 @@ class FaultInjector(Observer):
                     ),
                 )
                 self._engine.connections.lose(
-                    lambda other: other.rank != rank and needs(other, rank), lambda _: closed_by(rank)
+                    lambda other: other.rank != rank and needs(other, rank), lambda _: connection_closed(rank)
                 )
                 raise RankGone
             if isinstance(fault, Stall):

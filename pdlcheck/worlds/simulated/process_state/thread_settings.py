@@ -25,7 +25,7 @@ class Settings(NamedTuple):
     modes: tuple[Any, ...]
     device: Any  # the mode that `set_default_device` has entered; it is one of the modes
 
-    def is_as(self, other: Settings) -> bool:
+    def same_as(self, other: Settings) -> bool:
         """Return whether no setting differs. Equal modes are the same objects."""
         return self.computes_gradients is other.computes_gradients and _same(self.modes, other.modes)
 
@@ -55,13 +55,13 @@ class ThreadSettings(ProcessState):
 
     def begin(self, rank: Rank, kept: Kept | None) -> Kept | None:
         """Apply the controller's settings, unless the rank has them from an earlier run."""
-        if kept is None or not self.start.is_as(kept.start):
+        if kept is None or not self.start.same_as(kept.start):
             self.apply(self.start)
         return kept
 
     def give(self, rank: Rank, kept: Kept) -> Kept:
         """Apply the settings that the rank has changed to the controller's thread."""
-        if not kept.state.is_as(kept.start):
+        if not kept.state.same_as(kept.start):
             self.apply(kept.state)
         return kept
 

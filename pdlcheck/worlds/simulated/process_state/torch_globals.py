@@ -33,7 +33,7 @@ class _Place(NamedTuple):
         value = getattr(self.owner, self.name)
         return value.copy() if self.contents else value
 
-    def is_as(self, held: Any) -> bool:
+    def same_as(self, held: Any) -> bool:
         value = getattr(self.owner, self.name)
         if self.contents:
             return len(value) == len(held) and (not value or bool(value == held))
@@ -82,7 +82,7 @@ class TorchGlobals(RunState):
             return
         state += self.start[len(state) :]
         for place, held in zip(self._places, state, strict=True):
-            if not place.is_as(held):
+            if not place.same_as(held):
                 place.put(held)
         self._record(state)
 

@@ -27,7 +27,7 @@ from pdlcheck.worlds.simulated.schedules.protocol import Schedule, SwitchPoint
 from pdlcheck.worlds.simulated.scheduling.cpu_affinity import pinned_to_one_core, use_batch_policy
 from pdlcheck.worlds.simulated.scheduling.rank_state import Isolation, RankState
 from pdlcheck.worlds.simulated.scheduling.rank_threads import raise_in, rank_behind, started_at
-from pdlcheck.worlds.simulated.scheduling.timeout_report import interrupted, late
+from pdlcheck.worlds.simulated.scheduling.timeout_report import interrupt_note, timeout_error
 from pdlcheck.worlds.simulated.scheduling.timers import Timers
 from pdlcheck.worlds.site import site_of
 from pdlcheck.worlds.words import in_common
@@ -108,7 +108,7 @@ class Scheduler:
         self.ranks = [RankThread(rank) for rank in range(world_size)]
         self.error: PdlcheckError | None = None  # the verdict of the whole run; every rank raises it
         self.given_up = False  # whether an interrupt ended a run: nothing further can run on these ranks
-        self.elapsing = Timers()
+        self.timers = Timers()
         self._isolation = isolation
         self._stuck = stuck
         self._elapse = elapse
@@ -140,7 +140,7 @@ class Scheduler:
         schedule.begin(len(self.ranks))
         self._pending[:] = [None] * len(self.ranks)
         self._failures = 0
-        self.elapsing = Timers()
+        self.timers = Timers()
         self.progress()
         self._stopping = False
         self.error = None
@@ -168,7 +168,7 @@ class Scheduler:
         """Raise the error that states where the ranks are, or wait without a limit if a debugger has stopped one."""
         __tracebackhide__ = True
         running, turn_s = self._running, perf_counter() - self._turn_began
-        error = late(limit_s, self.ranks, self._threads, running, turn_s) if running is not None else None
+        error = timeout_error(limit_s, self.ranks, self._threads, running, turn_s) if running is not None else None
         if error is not None:
             raise error
         self._all_done.wait()
@@ -182,7 +182,7 @@ class Scheduler:
         if (running := self._running) is None:
             return
         if isinstance(interrupt, KeyboardInterrupt):
-            interrupt.add_note(interrupted(self.ranks, self._threads, running))
+            interrupt.add_note(interrupt_note(self.ranks, self._threads, running))
         raise_in(self._threads[running.rank], _GivenUp)
         if not self._all_done.wait(SIMULATED_INTERRUPT_S) and (running := self._running) is not None:
             interrupt.add_note(f"rank {running.rank} does not stop and is left behind; what follows has fresh ranks")
@@ -272,7 +272,7 @@ class Scheduler:
         if self._polls > _MAX_POLLS and (self._slept is None or perf_counter() - self._slept > POLLS_S):
             self.fail(self._livelock())
         if self._polls % (2 * len(self.ranks)) == 0:
-            self.elapsing.wake()
+            self.timers.wake_sleepers()
         self._yield(me, "poll", pending)
         me.waits_for = None
         me.acted = True
@@ -286,7 +286,7 @@ class Scheduler:
         elif self._slept is None:
             self._slept = perf_counter()
         me.asked = False
-        with self.elapsing.sleep(seconds, me.rank) as awake:
+        with self.timers.sleep(seconds, me.rank) as awake:
             self.wait_until(awake, f"time.sleep({seconds:g})")
 
     def progress(self) -> None:
@@ -352,7 +352,7 @@ class Scheduler:
 
     def _fails(self, within_s: float) -> None:
         self._failures += 1
-        self.elapsing.end_within(within_s)
+        self.timers.cap(within_s)
 
     def _as_rank(self, me: RankThread, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
@@ -391,7 +391,12 @@ class Scheduler:
 
     def _choose(self, kind: str, current: int) -> RankThread:
         runnable = _runnable(self.ranks)
-        while not runnable and self.error is None and not self._stopping and (self.elapsing.wake() or self._elapse()):
+        while (
+            not runnable
+            and self.error is None
+            and not self._stopping
+            and (self.timers.wake_sleepers() or self._elapse())
+        ):
             runnable = _runnable(self.ranks)
         if not runnable:
             waiting = [rank for rank in self.ranks if rank.outcome is None]

@@ -17,7 +17,7 @@ from pdlcheck.worlds.stack_position import Place, places_of
 if TYPE_CHECKING:
     from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread
 
-__all__ = ["interrupted", "late"]
+__all__ = ["interrupt_note", "timeout_error"]
 
 # the first frames of every thread's stack
 _BEGINNING = re.compile(rf'\A(?:  File "{re.escape(threading.__file__)}", .*\n(?:    .*\n)*)+')
@@ -34,7 +34,7 @@ class _Seen:
     last: Any
 
 
-def late(
+def timeout_error(
     limit_s: float, ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread, turn_s: float
 ) -> RankTimeout | None:
     """Return the error for ranks that have not ended within ``limit_s``; None if a debugger has stopped one.
@@ -49,7 +49,7 @@ def late(
     return rank_timeout(limit_s, states, stacks)
 
 
-def interrupted(ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread) -> str:
+def interrupt_note(ranks: Sequence[RankThread], threads: Sequence[threading.Thread], running: RankThread) -> str:
     """Return a text that states where each rank is when the user presses Ctrl-C."""
     seen, places = _look(ranks, threads)
     return rank_interrupt(_states(seen, places, running.rank), places)

@@ -51,7 +51,7 @@ class Timers:
         finally:
             self._wakes.pop(rank, None)
 
-    def wake(self) -> bool:
+    def wake_sleepers(self) -> bool:
         """Wake the ranks whose time comes first, unless a limit or the end comes before it.
 
         Returns:
@@ -66,14 +66,14 @@ class Timers:
         self._wakes = {rank: time for rank, time in self._wakes.items() if time > first}
         return True
 
-    def end_within(self, seconds: float) -> None:
+    def cap(self, seconds: float) -> None:
         """Let no rank wake later than ``seconds`` from now.
 
         The run has failed, and the event that a rank waits for may never come.
         """
         self._ends = min(self._ends, self._now + seconds)
 
-    def elapse(self) -> bool:
+    def fire_next(self) -> bool:
         """Let the shortest limit elapse; return False if there is none."""
         if not self._limits:
             return False
