@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import chain
@@ -18,6 +18,7 @@ __all__ = [
     "argument_names",
     "copy_definition",
     "definitions_of",
+    "drop_dependents",
     "drop_finalizers",
     "each_function_scoped",
     "find_definitions",
@@ -101,6 +102,16 @@ def copy_definition(definition: Any) -> Any:
     copied.cached_result = None
     copied._finalizers = []
     return copied
+
+
+def drop_dependents(definition: Any, ended: Container[Any]) -> None:
+    """Remove the last finalizers of a fixture that finish other fixtures, if those have ended.
+
+    pytest keeps them as long as the fixture, and everything that the other fixtures refer to.
+    """
+    finalizers = definition._finalizers
+    while finalizers and getattr(getattr(finalizers[-1], "func", None), "__self__", None) in ended:
+        finalizers.pop()
 
 
 def drop_finalizers(definition: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from pdlcheck.compat.private import uses
 
-__all__ = ["ItemCopy", "copy_of", "show_copy"]
+__all__ = ["ItemCopy", "copy_of", "release_copy", "show_copy"]
 
 _OF_SET_UP = ("_instance", "_obj", "_request", "funcargs")  # pytest makes them anew for each set-up
 _OWN = frozenset({*_OF_SET_UP, "_fixtureinfo", "collected", "finalizers", "obj", "user_properties"})
@@ -63,10 +63,11 @@ class ItemCopy:
 @cache
 def _kind(of: type[pytest.Function]) -> Any:
     """Return the class of the copies of such items; its name is the same, because reports have it."""
-    return type(of)(of.__name__, (ItemCopy, of), {"__module__": of.__module__, "__qualname__": of.__qualname__})
+    metaclass: Any = type(of)
+    return metaclass(of.__name__, (ItemCopy, of), {"__module__": of.__module__, "__qualname__": of.__qualname__})
 
 
-def copy_of(item: pytest.Function, definitions: Mapping[str, Any]) -> Any:
+def copy_of(item: pytest.Function, definitions: dict[str, Any]) -> Any:
     """Return a copy of an item, which uses these definitions of fixtures; it has no instance of a class yet."""
     # The attributes that ``__init__`` sets are those of the collected item.
     copied = object.__new__(_kind(type(item)))
@@ -83,3 +84,9 @@ def copy_of(item: pytest.Function, definitions: Mapping[str, Any]) -> Any:
 def show_copy(item: pytest.Function, copied: Any) -> None:
     """Let plugins see, in the collected item, the arguments and the instance of a copy."""
     vars(item).update({name: value for name, value in vars(copied).items() if name in _OF_SET_UP})
+
+
+def release_copy(copied: Any) -> None:
+    """Drop the arguments and the instance of a copy, as pytest does when a test has ended."""
+    for name in _OF_SET_UP:
+        vars(copied).pop(name, None)

@@ -45,7 +45,7 @@ from pdlcheck.harness.running.folders import empty_shared
 from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.item_runners.simulated.own_fixtures import follow_log, in_force
 from pdlcheck.item_runners.simulated.rank_fixtures import SettingUp
-from pdlcheck.item_runners.simulated.rank_items import ONCE_FOR_ALL, RankItem, UnderWay
+from pdlcheck.item_runners.simulated.rank_items import ONCE_FOR_ALL, RankItem, UnderWay, release
 from pdlcheck.item_runners.simulated.schedules import search_schedules
 from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
@@ -236,6 +236,7 @@ class SimulatedItem:
             return
         ranks, self._ranks = self._ranks, []
         with self._stack:
+            self._stack.callback(release, ranks)
             if self._at_once and not any(rank.has_more() for rank in ranks):
                 for rank in reversed(ranks):
                     rank.finish()

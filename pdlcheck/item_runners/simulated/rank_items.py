@@ -5,15 +5,21 @@ Fixtures of wider scope are the same for all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from pdlcheck.compat.pytest.fixtures import copy_definition, definitions_of, drop_finalizers, find_definitions
-from pdlcheck.compat.pytest.item_copies import copy_of
+from pdlcheck.compat.pytest.fixtures import (
+    copy_definition,
+    definitions_of,
+    drop_dependents,
+    drop_finalizers,
+    find_definitions,
+)
+from pdlcheck.compat.pytest.item_copies import copy_of, release_copy
 from pdlcheck.compat.pytest.items import request_of
 from pdlcheck.errors import Unsupported
 from pdlcheck.harness.running.cancelled_fixtures import is_stopped
@@ -22,7 +28,7 @@ from pdlcheck.item_runners.simulated.own_fixtures import Captured
 if TYPE_CHECKING:
     from pdlcheck.harness.reporting.hypothesis_notes import Said
 
-__all__ = ["ONCE_FOR_ALL", "RankItem", "UnderWay"]
+__all__ = ["ONCE_FOR_ALL", "RankItem", "UnderWay", "release"]
 
 ONCE_FOR_ALL = (
     "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
@@ -52,7 +58,7 @@ class RankItem:
         self._definitions = _Definitions(item, self, under_way)
         self._at_set_up = 0
         self.item: Any = copy_of(item, self._definitions)
-        self.body: Callable[..., Any] = lambda: None
+        self.body: Callable[..., Any] = _nothing
         self.arguments: dict[str, Any] = {}
         self.returned: Any = None
         self.captured: list[Captured] = []
@@ -72,6 +78,10 @@ class RankItem:
         """Return whether this rank is setting up a fixture for all ranks."""
         return any(rank is self for rank in self._under_way.values())
 
+    def definitions(self) -> Iterable[Any]:
+        """Return the definitions that the rank has requested."""
+        return chain.from_iterable(self._definitions.values())
+
     def note_set_up(self) -> None:
         """Record that all fixtures that the test names are set up."""
         self._at_set_up = len(self.item.finalizers)
@@ -82,7 +92,8 @@ class RankItem:
 
     def take_properties(self) -> list[tuple[str, object]]:
         """Return what ``record_property`` has recorded in the phase that has ended, and forget it."""
-        pairs, self.item.user_properties = self.item.user_properties, []
+        pairs: list[tuple[str, object]] = self.item.user_properties
+        self.item.user_properties = []
         return pairs
 
     def finish(self) -> None:
@@ -95,12 +106,24 @@ class RankItem:
         """Finish fixtures that pytest would finish later, in the controller, or would not set up again."""
         request = request_of(self.item)
         with ExitStack() as stack:
-            for definition in chain.from_iterable(self._definitions.values()):
+            for definition in self.definitions():
                 # A copy may be set up for a wider scope, which ``parametrize`` names.
                 if definition.scope == "function" or is_stopped(definition):
                     stack.callback(definition.finish, request)
                 elif definition.cached_result is None:
                     stack.callback(drop_finalizers, definition)
+
+
+def release(ranks: Sequence[RankItem]) -> None:
+    """Drop the fixtures of ranks that have ended; fixtures of wider scope, which stay, must not keep them alive."""
+    definitions = list(chain.from_iterable(rank.definitions() for rank in ranks))
+    own = {one for one in definitions if one.scope == "function"}
+    for one in definitions:
+        if one not in own:
+            drop_dependents(one, own)
+    for rank in ranks:
+        rank.body, rank.arguments, rank.returned = _nothing, {}, None
+        release_copy(rank.item)
 
 
 class _Definitions(dict[str, list[Any]]):
@@ -127,6 +150,10 @@ class _Definitions(dict[str, list[Any]]):
         if self._under_way and any(self._under_way.get(one, self._rank) is not self._rank for one in definitions):
             raise Unsupported(f"the fixture {name!r} waits for other ranks; {ONCE_FOR_ALL}")
         return definitions
+
+
+def _nothing() -> None:
+    pass
 
 
 def _run(finalizers: list[Callable[[], object]]) -> None:
