@@ -35,7 +35,6 @@ ONCE_FOR_ALL = (
     "fixtures of function scope or in the body, or test this on processes, with --world gloo"
 )
 
-
 # the definitions of fixtures that are being set up for all ranks, each with the rank that does it
 UnderWay: TypeAlias = dict[Any, "RankItem"]
 
@@ -107,11 +106,11 @@ class RankItem:
         request = request_of(self.item)
         with ExitStack() as stack:
             for definition in self.definitions():
+                if definition.cached_result is None:
+                    drop_finalizers(definition)  # those of an abandoned set-up
                 # A copy may be set up for a wider scope, which ``parametrize`` names.
-                if definition.scope == "function" or is_stopped(definition):
+                elif definition.scope == "function" or is_stopped(definition):
                     stack.callback(definition.finish, request)
-                elif definition.cached_result is None:
-                    stack.callback(drop_finalizers, definition)
 
 
 def release(ranks: Sequence[RankItem]) -> None:
@@ -134,6 +133,10 @@ class _Definitions(dict[str, list[Any]]):
         self._item = item
         self._rank = rank
         self._under_way = under_way
+
+    def copy(self) -> _Definitions:
+        """Return the same object, because requests read it; pytest 8.2 makes them of a copy."""
+        return self
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the definitions of a fixture, including one that the test does not name.
