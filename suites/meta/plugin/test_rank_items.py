@@ -18,6 +18,7 @@ def pytest_runtest_makereport(item, call):
     item.stash.setdefault(key, {})[report.when] = report.passed
     phases.setdefault(item, []).append(report.when)
     if hasattr(item, "left"):
+        assert item.funcargs["seen"] == 1 and (item.cls is None or item.instance.number == 1)
         report.user_properties.append(("left", item.left))
     return report
 
@@ -40,10 +41,12 @@ import conftest
 @pytest.fixture
 def seen(request, rank):
     item = request.node
+    if item.cls is not None:
+        request.instance.number = rank
     item.left = "by a fixture"
     item.of_fixture = rank
     del item.of_fixture
-    yield
+    yield rank
     dist.barrier()
     assert not hasattr(item, "of_fixture")
     assert item.report_call.passed and item.stash[conftest.key]["call"]
