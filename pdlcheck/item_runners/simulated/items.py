@@ -44,8 +44,8 @@ from pdlcheck.harness.running.examples import draw_schedule, is_property, note_s
 from pdlcheck.harness.running.folders import empty_shared
 from pdlcheck.harness.running.time_limits import deadline, read_marker
 from pdlcheck.item_runners.simulated.own_fixtures import follow_log, in_force
-from pdlcheck.item_runners.simulated.rank_fixtures import SettingUp
-from pdlcheck.item_runners.simulated.rank_items import ONCE_FOR_ALL, RankItem, UnderWay, release
+from pdlcheck.item_runners.simulated.rank_fixtures import FixturePhase
+from pdlcheck.item_runners.simulated.rank_items import ONCE_FOR_ALL, RankItem, SharedSetUps, release
 from pdlcheck.item_runners.simulated.schedules import search_schedules
 from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
@@ -93,8 +93,8 @@ class SimulatedItem:
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         if not begins_with_group(self._item):
             self._cluster.leave_group()
-        under_way: UnderWay = {}
-        self._ranks = [RankItem(self._item, under_way) for _ in range(self._case.world_size)]
+        shared_set_ups: SharedSetUps = {}
+        self._ranks = [RankItem(self._item, shared_set_ups) for _ in range(self._case.world_size)]
         if self._at_once:
             fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
             ended = self._run_bodies(fill, faults=())
@@ -119,7 +119,7 @@ class SimulatedItem:
 
     def _set_up_ranks(self) -> list[Outcome]:
         __tracebackhide__ = True
-        fill = [partial(self._setting_up, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
+        fill = [partial(self._in_phase, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
         if any(one.cached_result is None or one.params for one in _wide(self._item)):
             first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
             self._cluster.give_to_controller(0)
@@ -281,10 +281,10 @@ class SimulatedItem:
         device = torch.device("cuda", rank) if self._own_devices else self._device
         return RankContext(rank, self._case.world_size, device, group, in_body, for_all)
 
-    def _setting_up(self, number: int, work: Callable[[], Any]) -> Any:
+    def _in_phase(self, number: int, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the rank; its fixtures stay its own while it waits for other ranks in one of them."""
         mine = self._ranks[number]
-        with in_force(SettingUp(mine, self._context(number, for_all=mine.is_for_all))):
+        with in_force(FixturePhase(mine, self._context(number, for_all=mine.is_for_all))):
             return work()
 
     def _with_request(self, number: int, rank: RankItem, drawn: dict[str, Any]) -> None:
@@ -292,7 +292,7 @@ class SimulatedItem:
         if "request" not in self._item.fixturenames:
             self._body(rank, drawn)
             return
-        with in_force(SettingUp(rank, self._context(number, in_body=True))):
+        with in_force(FixturePhase(rank, self._context(number, in_body=True))):
             self._body(rank, drawn)
 
     def _body(self, rank: RankItem, drawn: dict[str, Any]) -> None:
@@ -333,7 +333,7 @@ class SimulatedItem:
         mine.arguments = {name: item.funcargs[name] for name in argument_names(item)}
 
     def _finish(self, number: int, rank: RankItem, notes: dict[Any, Any]) -> None:
-        with in_force(SettingUp(rank, self._context(number, for_all=rank.is_for_all), notes)):
+        with in_force(FixturePhase(rank, self._context(number, for_all=rank.is_for_all), notes)):
             rank.finish()
 
 

@@ -13,12 +13,12 @@ from pdlcheck.harness.running.context import RankContext, leave_rank_context, se
 from pdlcheck.item_runners.simulated.own_fixtures import Captured, follow_fixture, follow_late_log
 from pdlcheck.item_runners.simulated.rank_items import RankItem
 
-__all__ = ["SettingUp"]
+__all__ = ["FixturePhase"]
 
 _NAME = "pdlcheck.item_runners.simulated.rank_fixtures"
 
 
-class SettingUp:
+class FixturePhase:
     """A phase in which a rank sets up or tears down fixtures, or in which its body may request some.
 
     Args:
@@ -62,7 +62,7 @@ class _Hooks:
     """A pytest plugin that sees the set-ups of the running rank, which is ``present``."""
 
     def __init__(self) -> None:
-        self.present: SettingUp | None = None
+        self.present: FixturePhase | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
@@ -71,7 +71,7 @@ class _Hooks:
         if present is None:
             return (yield)
         if fixturedef.scope != "function":
-            with present.rank.setting_up(fixturedef):
+            with present.rank.set_up_for_all(fixturedef):
                 return (yield)
         value = yield
         if self.present is present:

@@ -28,7 +28,7 @@ from pdlcheck.item_runners.simulated.own_fixtures import Captured
 if TYPE_CHECKING:
     from pdlcheck.harness.reporting.hypothesis_notes import Said
 
-__all__ = ["ONCE_FOR_ALL", "RankItem", "UnderWay", "release"]
+__all__ = ["ONCE_FOR_ALL", "RankItem", "SharedSetUps", "release"]
 
 ONCE_FOR_ALL = (
     "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
@@ -36,7 +36,7 @@ ONCE_FOR_ALL = (
 )
 
 # the definitions of fixtures that are being set up for all ranks, each with the rank that does it
-UnderWay: TypeAlias = dict[Any, "RankItem"]
+SharedSetUps: TypeAlias = dict[Any, "RankItem"]
 
 
 class RankItem:
@@ -52,9 +52,9 @@ class RankItem:
         said: the notes of the current example.
     """
 
-    def __init__(self, item: pytest.Function, under_way: UnderWay) -> None:
-        self._under_way = under_way
-        self._definitions = _Definitions(item, self, under_way)
+    def __init__(self, item: pytest.Function, shared_set_ups: SharedSetUps) -> None:
+        self._shared_set_ups = shared_set_ups
+        self._definitions = _Definitions(item, self, shared_set_ups)
         self._at_set_up = 0
         self.item: Any = copy_of(item, self._definitions)
         self.body: Callable[..., Any] = _nothing
@@ -65,17 +65,17 @@ class RankItem:
         self.said: list[Said] = []
 
     @contextmanager
-    def setting_up(self, definition: Any) -> Iterator[None]:
+    def set_up_for_all(self, definition: Any) -> Iterator[None]:
         """Record that this rank sets up a fixture for all ranks."""
-        self._under_way[definition] = self
+        self._shared_set_ups[definition] = self
         try:
             yield
         finally:
-            del self._under_way[definition]
+            del self._shared_set_ups[definition]
 
     def is_for_all(self) -> bool:
         """Return whether this rank is setting up a fixture for all ranks."""
-        return any(rank is self for rank in self._under_way.values())
+        return any(rank is self for rank in self._shared_set_ups.values())
 
     def definitions(self) -> Iterable[Any]:
         """Return the definitions that the rank has requested."""
@@ -128,11 +128,11 @@ def release(ranks: Sequence[RankItem]) -> None:
 class _Definitions(dict[str, list[Any]]):
     """The definitions that one rank uses, by name; pytest reads them with ``get`` when a fixture is first requested."""
 
-    def __init__(self, item: pytest.Function, rank: RankItem, under_way: UnderWay) -> None:
+    def __init__(self, item: pytest.Function, rank: RankItem, shared_set_ups: SharedSetUps) -> None:
         super().__init__()
         self._item = item
         self._rank = rank
-        self._under_way = under_way
+        self._shared_set_ups = shared_set_ups
 
     def copy(self) -> _Definitions:
         """Return the same object, because requests read it; pytest 8.2 makes them of a copy."""
@@ -150,7 +150,7 @@ class _Definitions(dict[str, list[Any]]):
                 return default
             self[name] = [copy_definition(one) if one.scope == "function" else one for one in known]
         definitions = self[name]
-        if self._under_way and any(self._under_way.get(one, self._rank) is not self._rank for one in definitions):
+        if any(self._shared_set_ups.get(one, self._rank) is not self._rank for one in definitions):
             raise Unsupported(f"the fixture {name!r} waits for other ranks; {ONCE_FOR_ALL}")
         return definitions
 
