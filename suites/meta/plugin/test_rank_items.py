@@ -278,9 +278,10 @@ def test_the_fixtures_of_ranks_are_gone_when_the_test_has_ended(run):
     """A fixture of wider scope keeps references to fixtures that use it."""
     run(
         """
-import weakref
+import gc, weakref
 
 alive = weakref.WeakSet()
+items = []
 
 class Model: pass
 
@@ -288,7 +289,8 @@ class Model: pass
 def wide(): return 1
 
 @pytest.fixture
-def model(tmp_path, wide, rank):
+def model(tmp_path, wide, request):
+    items.append(weakref.ref(request.node))
     model = Model()
     alive.add(model)
     return model
@@ -302,19 +304,27 @@ class TestMethods:
 @W
 def test_late(request): assert request.getfixturevalue("model") in alive
 
-def test_gone(): assert not alive
+def test_gone():
+    assert not alive
+    gc.collect()
+    assert len(items) == 4 and not any(item() for item in items)
 """,
         "-p",
         "no:randomly",
         world="sim",
+        new_process=True,  # pytester keeps the arguments of hooks
     ).assert_outcomes(passed=4)
 
 
 def test_what_ranks_record_on_their_item_is_reported_once(run):
     result = run(
         """
+@pytest.fixture
+def recorded(record_property):
+    record_property("set-up", 0)
+
 @W
-def test_it(request, rank, record_property):
+def test_it(request, rank, record_property, recorded):
     request.node.user_properties.append(("of all", 1))
     dist.barrier()
     record_property("of each", rank)
@@ -324,5 +334,5 @@ def test_it(request, rank, record_property):
         conftest=HOOK,
     )
     result.assert_outcomes(passed=1)
-    told = "properties * [[]('of all', 1), ('of each [[]rank 0[]]', 0), ('of each [[]rank 1[]]', 1)[]]"
+    told = "properties * [[]('set-up', 0), ('of all', 1), ('of each [[]rank 0[]]', 0), ('of each [[]rank 1[]]', 1)[]]"
     result.stdout.fnmatch_lines([told])
