@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from itertools import chain
 from typing import Any
 
@@ -98,7 +97,8 @@ def find_definitions(item: pytest.Item, name: str) -> Sequence[Any]:
 @uses("_pytest.fixtures.FixtureDef._finalizers", lost="fixtures of each simulated rank's own")
 def copy_definition(definition: Any) -> Any:
     """Return a copy of a fixture's definition, which is not set up."""
-    copied = copy(definition)
+    copied = object.__new__(type(definition))  # half the time of copy.copy
+    vars(copied).update(vars(definition))
     copied.cached_result = None
     copied._finalizers = []
     return copied

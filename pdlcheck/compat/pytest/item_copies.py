@@ -14,7 +14,8 @@ from pdlcheck.compat.private import uses
 __all__ = ["ItemCopy", "copy_of", "release_copy", "show_copy"]
 
 _OF_SET_UP = ("_instance", "_obj", "_request", "funcargs")  # pytest makes them anew for each set-up
-_OWN = frozenset({*_OF_SET_UP, "_fixtureinfo", "collected", "finalizers", "obj", "user_properties"})
+_FIXED = ("config", "parent", "path", "session")  # pytest reads them often and never changes them
+_OWN = frozenset({*_OF_SET_UP, *_FIXED, "_fixtureinfo", "collected", "finalizers", "obj", "user_properties"})
 
 
 class ItemCopy:
@@ -72,6 +73,8 @@ def copy_of(item: pytest.Function, definitions: dict[str, Any]) -> Any:
     # The attributes that ``__init__`` sets are those of the collected item.
     copied = object.__new__(_kind(type(item)))
     copied.collected = item
+    for name in _FIXED:
+        setattr(copied, name, getattr(item, name))
     copied.finalizers, copied.user_properties = [], []
     copied._fixtureinfo = replace(item._fixtureinfo, name2fixturedefs=definitions)
     copied._initrequest()
