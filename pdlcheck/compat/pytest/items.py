@@ -10,7 +10,6 @@ import pytest
 from pdlcheck.compat.private import take, uses
 
 __all__ = [
-    "attributes_of_set_up",
     "begin_request",
     "catch_warnings_for_item",
     "drop_request",
@@ -22,17 +21,13 @@ __all__ = [
     "notes_of",
     "put_notes",
     "report_sections",
-    "request_in",
     "request_of",
     "results_key",
     "runtestprotocol",
-    "set_request",
     "set_up_state",
     "show_at_item",
     "skip_at_item",
 ]
-
-_OF_SET_UP = frozenset({"_instance", "_obj", "_request", "funcargs"})  # pytest makes them anew for each set-up
 
 catch_warnings_for_item = take(
     "_pytest.warnings.catch_warnings_for_item", "the warnings of a test on a rank", lost="tests on rank processes"
@@ -49,11 +44,6 @@ runtestprotocol = take(
 def request_of(item: pytest.Function) -> Any:
     """Return the request of a test."""
     return item._request
-
-
-def set_request(item: pytest.Function, request: Any) -> None:
-    """Replace the request of a test, when another simulated rank runs."""
-    item._request = request
 
 
 def has_request(item: pytest.Function) -> bool:
@@ -85,17 +75,6 @@ def make_instance(item: pytest.Function) -> None:
     __tracebackhide__ = True
     item._instance = item.parent.newinstance()  # type: ignore[union-attr]  # a Class
     item.obj = getattr(item._instance, item.originalname)
-
-
-@uses("_pytest.python.PyobjMixin._obj", lost="tests on simulated ranks")
-def attributes_of_set_up(item: pytest.Function) -> dict[str, Any]:
-    """Return the attributes of a test that pytest makes anew for each set-up of its fixtures."""
-    return {name: value for name, value in vars(item).items() if name in _OF_SET_UP}
-
-
-def request_in(attributes: Mapping[str, Any]) -> Any:
-    """Return the request among such attributes; None if there is none."""
-    return attributes.get("_request")
 
 
 @uses("_pytest.nodes.Item._report_sections", lost="report sections that a test adds on a rank process")

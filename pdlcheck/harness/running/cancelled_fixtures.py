@@ -40,7 +40,8 @@ def finish_stopped_fixtures(item: pytest.Function) -> None:
 def is_stopped(definition: Any) -> bool:
     """Return whether pytest keeps such an error for the fixture: its rank was stopped in the set-up."""
     cached = definition.cached_result
-    return cached is not None and cached[2] is not None and isinstance(cached[2][0], PeerFailed)
+    error = None if cached is None else cached[2]
+    return isinstance(error[0] if isinstance(error, tuple) else error, PeerFailed)  # pytest < 8.3 has no tuple
 
 
 def _stopped(item: pytest.Function) -> list[Any]:

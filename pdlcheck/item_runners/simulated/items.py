@@ -1,8 +1,8 @@
 """A marked item on simulated ranks: all ranks are in this process, each with its own function-scoped fixtures.
 
-pytest keeps one value of a fixture at a time. When a rank's fixtures are set up, or one of them waits for another rank,
-their values and finalizers are put aside, and the definitions look unused to the next rank. The finalizers run at the
-item's teardown, last rank first. Fixtures of wider scope are set up once for all ranks, before the others.
+pytest keeps one value of a fixture at a time. Therefore each rank has a copy of the item, with copies of the
+definitions of its function-scoped fixtures. Their finalizers run at the item's teardown, last rank first. Fixtures of
+wider scope are set up once for all ranks, before the others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of, take_finalizers
+from pdlcheck.compat.pytest.fixtures import argument_names, definitions_of
+from pdlcheck.compat.pytest.item_copies import show_copy
 from pdlcheck.compat.pytest.items import (
     begin_request,
     fill_fixtures,
     make_instance,
     notes_of,
     put_notes,
-    request_in,
     request_of,
     results_key,
 )
@@ -37,25 +37,15 @@ from pdlcheck.harness.collection.schedules import runs_under_schedules
 from pdlcheck.harness.fastpath.log_handlers import attach_quickly
 from pdlcheck.harness.fastpath.single_message import fits_single_message
 from pdlcheck.harness.rank_context import RankContext, leave_rank_context, set_rank_context
-from pdlcheck.harness.reporting.properties import Properties, record
+from pdlcheck.harness.reporting.properties import record
 from pdlcheck.harness.reporting.rank_subtests import report
 from pdlcheck.harness.reporting.verdicts import verdict
-from pdlcheck.harness.running.cancelled_fixtures import is_stopped
 from pdlcheck.harness.running.examples import draw_schedule, is_property, note_schedule
 from pdlcheck.harness.running.folders import empty_shared
 from pdlcheck.harness.running.time_limits import deadline, read_marker
-from pdlcheck.item_runners.simulated.own_fixtures import (
-    follow,
-    follow_log,
-    in_force,
-)
-from pdlcheck.item_runners.simulated.rank_fixtures import (
-    ONCE_FOR_ALL,
-    FixturesAtHand,
-    RankFixtures,
-    put_aside,
-    put_back,
-)
+from pdlcheck.item_runners.simulated.own_fixtures import follow_log, in_force
+from pdlcheck.item_runners.simulated.rank_fixtures import FixturePhase
+from pdlcheck.item_runners.simulated.rank_items import ONCE_FOR_ALL, RankItem, SharedSetUps, release
 from pdlcheck.item_runners.simulated.schedules import search_schedules
 from pdlcheck.worlds.devices import device_name
 from pdlcheck.worlds.outcome import Outcome, Raised
@@ -82,7 +72,7 @@ class SimulatedItem:
         # All ranks have this device.
         self._device = torch.device("cpu" if world.device == "cpu" else device_name(0, devices=1))
         self._own_devices = world.device == "cuda" and world.cuda_as_cpu
-        self._ranks: list[RankFixtures] = []
+        self._ranks: list[RankItem] = []
         self._stack = ExitStack()
         self._at_once = fits_single_message(item)
         self._is_async = False
@@ -103,18 +93,16 @@ class SimulatedItem:
         self._cluster: SimulatedRanks = self._stack.enter_context(self._world.open(self._case.world_size))
         if not begins_with_group(self._item):
             self._cluster.leave_group()
-        self._ranks = [RankFixtures() for _ in range(self._case.world_size)]
+        shared_set_ups: SharedSetUps = {}
+        self._ranks = [RankItem(self._item, shared_set_ups) for _ in range(self._case.world_size)]
         if self._at_once:
             fill = [partial(self._as_rank, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
-            try:
-                verdict(self._run_bodies(fill, faults=()))
-            finally:
-                for mine in self._ranks:
-                    mine.is_at_hand = False
+            ended = self._run_bodies(fill, faults=())
         else:
             ended = self._set_up_ranks()
             self._tell()
-            verdict(ended)
+        show_copy(self._item, self._ranks[-1].item)
+        verdict(ended)
         self._stand_in()
 
     def _stand_in(self) -> None:
@@ -131,7 +119,7 @@ class SimulatedItem:
 
     def _set_up_ranks(self) -> list[Outcome]:
         __tracebackhide__ = True
-        fill = [partial(self._at_hand, number, partial(self._fill, mine)) for number, mine in enumerate(self._ranks)]
+        fill = [partial(self._in_phase, rank, partial(self._fill, mine)) for rank, mine in enumerate(self._ranks)]
         if any(one.cached_result is None or one.params for one in _wide(self._item)):
             first = self._on_rank(0, partial(self._as_rank, 0, self._fill_wide))
             self._cluster.give_to_controller(0)
@@ -145,15 +133,7 @@ class SimulatedItem:
             return self._run_bodies(fill, First(), faults=(), sets_up=True)
         except BaseException:
             self._given_up = True
-            self._leave_behind()
             raise
-
-    def _leave_behind(self) -> None:
-        """Put aside the fixtures of ranks that did not stop, because pytest would finish them in the controller."""
-        for rank in self._ranks:
-            if rank.is_at_hand:
-                rank.is_at_hand, rank.request = False, request_of(self._item)
-                put_aside(self._item, rank)
 
     def _tell(self) -> None:
         """Report, at the end of a phase, the unread output, the properties and the subtests of the ranks."""
@@ -165,8 +145,8 @@ class SimulatedItem:
             rank.reports.clear()
         report(self._item, self._case.world_size, reported)
 
-    def _record(self, ranks: list[RankFixtures]) -> None:
-        record(self._item, [rank.properties.take() if rank.properties else [] for rank in ranks])
+    def _record(self, ranks: list[RankItem]) -> None:
+        record(self._item, [rank.take_properties() for rank in ranks])
 
     def call(self, drawn: dict[str, Any]) -> None:
         """Run the body on every rank; with the marker ``schedules``, under each of its schedules."""
@@ -213,9 +193,6 @@ class SimulatedItem:
         bodies = [partial(self._with_request, *of_rank, drawn) for of_rank in enumerate(self._ranks)]
         try:
             return self._run_bodies(bodies, schedule, faults)
-        except BaseException:
-            self._leave_behind()
-            raise
         finally:
             self._tell()
             if is_property(self._item):
@@ -259,21 +236,18 @@ class SimulatedItem:
             return
         ranks, self._ranks = self._ranks, []
         with self._stack:
-            if self._at_once and not self._asked_for_more(ranks):
-                for fixtures in ranks:
-                    self._finish(fixtures)
+            self._stack.callback(release, ranks)
+            if self._at_once and not any(rank.has_more() for rank in ranks):
+                for rank in reversed(ranks):
+                    rank.finish()
                 return
             notes = notes_of(self._item)  # tmp_path removes its note at the first rank's teardown
             notes.setdefault(results_key, {})  # a set-up that Ctrl-C ended has no report
-            finish = [partial(self._finish_noted, number, fixtures, notes) for number, fixtures in enumerate(ranks)]
+            finish = [partial(self._finish, number, rank, notes) for number, rank in enumerate(ranks)]
             ended = self._run_bodies(finish, _LastFirst(), faults=(), keep_groups=True)
             self._record(ranks)
             with suppress(Deadlock) if self._given_up else nullcontext():  # some ranks lack fixtures of others
                 verdict(ended)
-
-    def _asked_for_more(self, ranks: list[RankFixtures]) -> bool:
-        """Return whether a body has requested fixtures that the test does not name, or has added finalizers."""
-        return any(rank.begun.in_order() or rank.finalizers for rank in ranks)
 
     def _on_rank(self, rank: int, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` on one rank while the others do nothing."""
@@ -307,21 +281,21 @@ class SimulatedItem:
         device = torch.device("cuda", rank) if self._own_devices else self._device
         return RankContext(rank, self._case.world_size, device, group, in_body, for_all)
 
-    def _at_hand(self, number: int, work: Callable[[], Any]) -> Any:
+    def _in_phase(self, number: int, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the rank; its fixtures stay its own while it waits for other ranks in one of them."""
         mine = self._ranks[number]
-        with in_force(FixturesAtHand(self._item, mine, self._context(number, for_all=mine.begun.is_for_all))):
+        with in_force(FixturePhase(mine, self._context(number, for_all=mine.is_for_all))):
             return work()
 
-    def _with_request(self, number: int, rank: RankFixtures, drawn: dict[str, Any]) -> None:
+    def _with_request(self, number: int, rank: RankItem, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if "request" not in self._item.fixturenames:
             self._body(rank, drawn)
             return
-        with in_force(FixturesAtHand(self._item, rank, self._context(number, in_body=True))):
+        with in_force(FixturePhase(rank, self._context(number, in_body=True))):
             self._body(rank, drawn)
 
-    def _body(self, rank: RankFixtures, drawn: dict[str, Any]) -> None:
+    def _body(self, rank: RankItem, drawn: dict[str, Any]) -> None:
         __tracebackhide__ = True
         body = rank.body
         if hasattr(body, "hypothesis"):
@@ -336,54 +310,31 @@ class SimulatedItem:
             rank.returned = (self._called or body)(**rank.arguments)
 
     def _fill_wide(self) -> None:
-        self._begin()
+        begin_request(self._item)
+        self._begin(self._item)
         for definition in _wide(self._item):
             request_of(self._item).getfixturevalue(definition.argname)
 
-    def _begin(self) -> None:
-        item = self._item
-        begin_request(item)
+    def _begin(self, item: pytest.Function) -> None:
         if item.cls is not None:
             make_instance(item)
         item.funcargs[CASE] = self._case
 
-    def _fill(self, mine: RankFixtures) -> None:
-        item = self._item
-        self._begin()
-        request = request_of(item)
-        request.addfinalizer = mine.finalizers.append  # the controller runs the finalizers of the item itself
+    def _fill(self, mine: RankItem) -> None:
+        item = mine.item
+        self._begin(item)
         mine.body = item.obj
         follow_log(item)
-        if "record_property" in item.fixturenames:
-            mine.properties = follow(Properties(item))
         try:
             fill_fixtures(item)
             require_own_values(item)
         finally:
-            if mine.is_at_hand:
-                mine.request = request_of(item)
-                put_aside(item, mine)
+            mine.note_set_up()
         mine.arguments = {name: item.funcargs[name] for name in argument_names(item)}
 
-    def _finish_noted(self, number: int, rank: RankFixtures, notes: dict[Any, Any]) -> None:
-        rank.request = rank.request or request_in(rank.of_item)
-        if rank.request is None:  # its set-up was abandoned
-            return
-        definitions = [definition for definition, _, _ in rank.aside]
-        definitions += [one for one in rank.begun.ended if one.scope != "function" and is_stopped(one)]
-        context = self._context(number, for_all=rank.begun.is_for_all)
-        with in_force(FixturesAtHand(self._item, rank, context, notes)), ExitStack() as stack:
-            for definition in definitions:
-                stack.callback(take_finalizers, definition)  # the finalizers of an abandoned set-up
-                stack.callback(definition.finish, rank.request)
-            for finalizer in rank.finalizers:
-                stack.callback(finalizer)
-
-    def _finish(self, rank: RankFixtures) -> None:
-        aside = put_back(rank)
-        with ExitStack() as stack:  # finish every fixture, even after one of them failed
-            for definition in aside:
-                stack.callback(definition.finish, rank.request)
+    def _finish(self, number: int, rank: RankItem, notes: dict[Any, Any]) -> None:
+        with in_force(FixturePhase(rank, self._context(number, for_all=rank.is_for_all), notes)):
+            rank.finish()
 
 
 class _LastFirst(First):

@@ -30,7 +30,6 @@ from pdlcheck.worlds.simulated.scheduling.scheduler import RankThread, current_r
 __all__ = [
     "PATCHES",
     "Captured",
-    "follow",
     "follow_fixture",
     "follow_late_log",
     "follow_log",
@@ -44,7 +43,7 @@ _Own = TypeVar("_Own", bound=Own)
 _HasLevel = logging.Handler | logging.Logger
 
 
-def follow(own: _Own) -> _Own:
+def _follow(own: _Own) -> _Own:
     """Keep ``own`` in force on this rank whenever the rank runs."""
     running_rank().state.own.append(own)
     return own
@@ -66,7 +65,7 @@ def in_force(own: Own) -> Iterator[None]:
 def follow_log(item: pytest.Item) -> None:
     """Separate the records of ``caplog`` for this rank, before its fixtures are set up."""
     if "caplog" in item.fixturenames and handler_key in item.stash:  # type: ignore[attr-defined]  # a Function
-        follow(_Log(item))
+        _follow(_Log(item))
 
 
 def follow_late_log(item: pytest.Item) -> None:
@@ -75,15 +74,15 @@ def follow_late_log(item: pytest.Item) -> None:
     Earlier records stay.
     """
     if handler_key in item.stash:
-        follow(_Log(item, late=True))
+        _follow(_Log(item, late=True))
 
 
 def follow_fixture(value: object) -> Own | None:
     """Separate the effects of a fixture's value for this rank, from now on, while its fixtures are set up."""
     if isinstance(value, pytest.MonkeyPatch):
         followed = any(isinstance(own, _Patches) and own.is_of(value) for own in running_rank().state.own)
-        return None if followed else follow(_Patches(value))
-    return follow(Captured(value)) if isinstance(value, pytest.CaptureFixture) else None
+        return None if followed else _follow(_Patches(value))
+    return _follow(Captured(value)) if isinstance(value, pytest.CaptureFixture) else None
 
 
 def _noted(init: Any) -> Any:

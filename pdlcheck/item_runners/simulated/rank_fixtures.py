@@ -1,132 +1,88 @@
-"""The function-scoped fixtures of one simulated rank: put aside while another rank has the turn, and put back after."""
+"""The set-up of fixtures on simulated ranks: which rank sets up a fixture, and for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 
-from pdlcheck.compat.pytest.fixtures import has_finalizers, known_to, put_finalizers, take_finalizers
-from pdlcheck.compat.pytest.items import attributes_of_set_up, request_of, set_request
-from pdlcheck.errors import Unsupported
 from pdlcheck.harness.rank_context import RankContext, leave_rank_context, set_rank_context
-from pdlcheck.harness.reporting.properties import Properties
 from pdlcheck.harness.reporting.rank_benchmarks import name_benchmark
 from pdlcheck.harness.reporting.rank_subtests import keep_reports
-from pdlcheck.item_runners.simulated.fixture_tracker import Begun, noting_of
-from pdlcheck.item_runners.simulated.own_fixtures import Captured, follow, follow_fixture, follow_late_log
+from pdlcheck.item_runners.simulated.own_fixtures import Captured, follow_fixture, follow_late_log
+from pdlcheck.item_runners.simulated.rank_items import RankItem
 
-if TYPE_CHECKING:
-    from pdlcheck.harness.reporting.hypothesis_notes import Said
+__all__ = ["FixturePhase"]
 
-__all__ = ["ONCE_FOR_ALL", "FixturesAtHand", "RankFixtures", "put_aside", "put_back"]
-
-ONCE_FOR_ALL = (
-    "fixtures of wider than function scope are set up once for all simulated ranks: let ranks wait for one another in "
-    "fixtures of function scope or in the body, or test this on processes, with --world gloo"
-)
+_NAME = "pdlcheck.item_runners.simulated.rank_fixtures"
 
 
-@dataclass
-class RankFixtures:
-    """The part of an item that belongs to one rank: the body, its arguments, and the fixtures that were put aside."""
+class FixturePhase:
+    """A phase in which a rank sets up or tears down fixtures, or in which its body may request some.
 
-    body: Callable[..., Any] = field(default=lambda: None)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    returned: Any = None
-    request: Any = None
-    is_at_hand: bool = True  # False while the rank waits for others, and after that run was abandoned
-    of_item: dict[str, Any] = field(default_factory=dict)  # attributes of the item that belong to the rank
-    begun: Begun = field(default_factory=Begun)
-    aside: list[tuple[Any, Any, list[Callable[[], object]]]] = field(default_factory=list)
-    finalizers: list[Callable[[], object]] = field(default_factory=list)  # finalizers that the body has added
-    captured: list[Captured] = field(default_factory=list)
-    properties: Properties | None = None
-    reports: list[dict[str, Any]] = field(default_factory=list)  # reports of subtests
-    said: list[Said] = field(default_factory=list)  # of the current example
+    Args:
+        rank: the item of the rank.
+        context: the values of the fixtures ``rank``, ``world_size``, ``device`` and ``group``.
+        notes: notes of the item that a fixture's teardown may remove; the teardown of each rank needs them.
+    """
 
-
-class FixturesAtHand:
-    """The fixtures of a rank that sets up or tears down fixtures, or whose body may request some with ``request``."""
-
-    def __init__(
-        self, item: pytest.Function, rank: RankFixtures, context: RankContext, notes: dict[Any, Any] | None = None
-    ) -> None:
-        self._item = item
-        self._rank = rank
-        self._context = context
-        # A fixture's teardown may remove notes of the item, and each rank's teardown needs them.
+    def __init__(self, rank: RankItem, context: RankContext, notes: dict[Any, Any] | None = None) -> None:
+        self.rank = rank
+        self.context = context
         self._notes = notes or {}
-        self._noting = noting_of(item.config)
-        rank.is_at_hand = False
-        rank.begun.on_end = self._follow
+        self._hooks = _hooks_of(rank.item.config)
 
     def arrive(self) -> None:
-        """Put this rank's fixtures back, when the rank gets the turn."""
-        self._rank.is_at_hand = True
-        set_rank_context(self._context)
-        put_back(self._rank)
-        item = self._item
-        vars(item).update(self._rank.of_item)
-        if self._rank.request is not None:
-            set_request(item, self._rank.request)
+        """Let fixtures be those of this rank, when the rank gets the turn."""
+        set_rank_context(self.context)
         for key, value in self._notes.items():
-            item.stash.setdefault(key, value)
-        self._noting.present = self._rank.begun
+            self.rank.item.stash.setdefault(key, value)
+        self._hooks.present = self
 
     def leave(self) -> None:
-        """Put this rank's fixtures aside, when the rank passes the turn."""
-        if self._rank.is_at_hand:  # otherwise the run was abandoned while this rank waited
-            self._rank.is_at_hand = False
-            self._noting.present = None
-            item = self._item
-            put_aside(item, self._rank)
-            self._rank.of_item = attributes_of_set_up(item)
-            leave_rank_context(self._context)
+        """Let fixtures be those of no rank, when the rank passes the turn."""
+        if self._hooks.present is self:  # otherwise the run was abandoned while this rank waited
+            self._hooks.present = None
+        leave_rank_context(self.context)
 
-    def _follow(self, definition: Any) -> None:
+    def follow(self, definition: Any, value: object) -> None:
         """Separate the effects of a fixture for this rank, from the end of its set-up on."""
-        item, rank, cached = self._item, self._rank, definition.cached_result
-        if cached is None or cached[2] is not None or definition.scope != "function":
-            return
-        own = follow_fixture(cached[0])
+        item = self.rank.item
+        own = follow_fixture(value)
         if isinstance(own, Captured):
-            rank.captured.append(own)
-        keep_reports(cached[0], rank.reports)
-        name_benchmark(cached[0], self._context.rank)
-        if definition.argname not in item.fixturenames:
-            if definition.argname == "caplog":
-                follow_late_log(item)
-            elif definition.argname == "record_property" and rank.properties is None:
-                rank.properties = follow(Properties(item))
+            self.rank.captured.append(own)
+        keep_reports(value, self.rank.reports)
+        name_benchmark(value, self.context.rank)
+        if definition.argname == "caplog" and "caplog" not in item.fixturenames:
+            follow_late_log(item)
 
 
-def put_aside(item: pytest.Function, rank: RankFixtures) -> None:
-    """Put a rank's fixtures aside, so that their definitions look unused to the next rank."""
-    for definition in _set_up(item, rank):
-        rank.aside.append((definition, definition.cached_result, take_finalizers(definition)))
-        definition.cached_result = None
-    for definition, request in rank.begun.under_way.items():
-        if definition.scope != "function":  # a rank that requests it meanwhile gets this error
-            rank.aside.append((definition, None, take_finalizers(definition)))
-            waits = Unsupported(f"the fixture {definition.argname!r} waits for other ranks; {ONCE_FOR_ALL}")
-            definition.cached_result = None, definition.cache_key(request), (waits, None)
+class _Hooks:
+    """A pytest plugin that sees the set-ups of the running rank, which is ``present``."""
+
+    def __init__(self) -> None:
+        self.present: FixturePhase | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        """Record that a fixture for all ranks is being set up, or separate the effects of a rank's own."""
+        present = self.present
+        if present is None:
+            return (yield)
+        if fixturedef.scope != "function":
+            with present.rank.set_up_for_all(fixturedef):
+                return (yield)
+        value = yield
+        if self.present is present:
+            present.follow(fixturedef, value)
+        return value
 
 
-def put_back(rank: RankFixtures) -> list[Any]:
-    """Put a rank's fixtures back; return their definitions."""
-    aside, rank.aside = rank.aside, []
-    for definition, cached, finalizers in aside:
-        definition.cached_result = cached
-        put_finalizers(definition, finalizers)
-    return [definition for definition, _, _ in aside]
-
-
-def _set_up(item: pytest.Function, rank: RankFixtures) -> list[Any]:
-    """Return the function-scoped fixtures that are set up or being set up, in their order."""
-    known = known_to(rank.request or request_of(item))
-    begun = rank.begun.in_order()
-    used = [*(one for one in known if one not in begun), *begun]
-    return [one for one in used if one.scope == "function" and (one.cached_result is not None or has_finalizers(one))]
+def _hooks_of(config: pytest.Config) -> _Hooks:
+    """Return the plugin of this session; register it when simulated ranks first need it."""
+    plugin: _Hooks | None = config.pluginmanager.getplugin(_NAME)
+    if plugin is None:
+        plugin = _Hooks()
+        config.pluginmanager.register(plugin, _NAME)
+    return plugin
