@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.message import case, differs, failure, first_index, likely_cause, name_of, show
+from pdlcheck.checks.message import Place, case, differs, failure, first_index, likely_cause, name_of, show
 from pdlcheck.checks.rounding import Rounding
 
 __all__ = ["Calls", "Causes", "bits", "group_of", "listed", "possible_order"]
@@ -133,6 +133,7 @@ class Calls:
                 raise failure(
                     f"{name_of(self.subject)}: rank {rank} holds {show(held.given[at])} at {at} "
                     f"of its argument, {show(given[at])} was there before the call",
+                    Place(rank, "argument", at, held.given[at], given[at]),
                     likely_cause="it adds into its argument; clone the argument first",
                     case=self.facts,
                 )
@@ -191,6 +192,7 @@ class Calls:
         at = first_index(wrong)
         raise failure(
             f"{who} holds {show(found[at])} at {at}{of}, {what} {show(expected[at])}",
+            Place(rank, of.strip() or None, at, found[at], expected[at]),
             contributions=None if contributions is None else listed(contributions, at),
             allowed=None if rounding is None else rounding.told(at),
             wrong_elements=f"{int(wrong.sum())} of {found.numel()} on rank {rank}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pdlcheck.checks.message import failure, first_index, show
+from pdlcheck.checks.message import Place, failure, first_index, show
 from pdlcheck.checks.state import State
 
 __all__ = ["Given", "Results"]
@@ -90,6 +90,7 @@ class Results:
                     raise failure(
                         f"{self.who}: after step {step + 1} every rank holds {show(held[at])} at {at} of {name}, "
                         f"the mean over ranks is {show(mean[at])}",
+                        Place(None, name, at, held[at], mean[at], step + 1),
                         contributions=", ".join(
                             f"rank {r}: {'None' if g is None else show(g[at])}"
                             for r, g in enumerate(rank[step][place] for rank in self.given)

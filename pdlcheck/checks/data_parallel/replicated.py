@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import made_by
 from pdlcheck.errors import Inconclusive
 
@@ -212,6 +212,7 @@ class Pair:
         at = first_index(wrong)
         raise failure(
             f"{self.who}: the gradient of {name!r} holds {show(one[at])} at {at}, the plain module's {show(other[at])}",
+            Place(None, f"gradient of {name!r}", at, one[at], other[at]),
             wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
             likely_cause=self._cause(one, name, other, inputs, loss),
             case=self.case,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pdlcheck.checks.message import case, failure, name_of, require_list, show, takes_world
+from pdlcheck.checks.message import Place, case, failure, name_of, require_list, show, takes_world
 from pdlcheck.checks.metrics.causes import in_other_places, rare_causes, sample_count_cause
 from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
 from pdlcheck.errors import Inconclusive
@@ -161,6 +161,7 @@ def _compare(alone: Alone, world_size: int) -> None:
             raise failure(
                 f"{who}: rank {rank} reports {_shown(held)}{place}, "
                 f"one process on all {len(alone)} samples reports {_shown(value)}",
+                Place(rank, place.strip() or None, None, held, value),
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
                 likely_cause=_why(alone, world_size, place, found)
                 or (_UNLIKE if _differ([values.get(place) for _, values in told]) else None),

@@ -114,6 +114,7 @@ def check_pipedream(
         f"parameter {names[0]!r}",
         found[rank][names[0]],
         expected[names[0]],
+        rank,
         wrong_weights=wrong_on_ranks(wrong, [len(held) for held in found]),
         **details,
         case=facts,

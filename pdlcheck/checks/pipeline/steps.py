@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import failure, first_index, made_by_start, name_of, show
+from pdlcheck.checks.message import Place, failure, first_index, made_by_start, name_of, show
 from pdlcheck.checks.state import whole
 from pdlcheck.compat.torch.pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -94,7 +94,9 @@ def require_all_held(when: str, taken: Sequence[Taken], model: nn.Module, facts:
             raise failure(f"{when} no rank holds {name!r}", case=facts)
 
 
-def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: object) -> None:
+def require_near(
+    who: str, what: str, found: Tensor, goal: Tensor, rank: int | None = None, /, **details: object
+) -> None:
     """Check that ``found`` equals ``goal`` within the tolerance.
 
     Args:
@@ -102,6 +104,7 @@ def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: ob
         what: the name of the tensor.
         found: the tensor under test.
         goal: the right tensor.
+        rank: the rank that holds ``found``.
         **details: further lines of the message.
 
     Raises:
@@ -111,7 +114,11 @@ def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: ob
     if is_near(found, goal):
         return
     at = first_index(~((found - goal).abs() <= tolerance(goal)))
-    raise failure(f"{who} with {show(found[at])} at {at} of {what}, right is {show(goal[at])}", **details)
+    raise failure(
+        f"{who} with {show(found[at])} at {at} of {what}, right is {show(goal[at])}",
+        Place(rank, what, at, found[at], goal[at]),
+        **details,
+    )
 
 
 def is_near(found: Tensor, goal: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.precision.clip_nonfinite import Clipped, Given, require_one_verdict
 from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
 
@@ -116,6 +116,7 @@ def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm
                 raise failure(
                     f"{who}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
                     f"{show(expected[at])} is expected",
+                    Place(rank, f"gradient {position}", at, found[at], expected[at]),
                     norms=norms.told(),
                     factor=f"{_wide(found)[at].item() / _wide(given)[at].item():.6g}, expected {factor:.6g}"
                     if given[at] != 0

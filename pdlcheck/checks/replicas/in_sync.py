@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
+from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
@@ -185,6 +185,7 @@ def _raise_where_replicas_differ(when: str, values: list[State], names: list[str
             name,
             (state.get(name), values[0].get(name)),
             "rank 0 holds",
+            Place(rank),
             tensors=counts,
             **details,
         )

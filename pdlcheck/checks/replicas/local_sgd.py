@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas.rules import (
     Course,
     Rule,
@@ -127,7 +128,9 @@ def check_local_sgd(
         step, name = wrong[rank] or (0, "")
         _raise_wrong(
             f"{name_of(wrap)}: {_after(step, each[rank])} rank {rank}",
-            (name, found[rank][step], expected[rank][step]),
+            Place(rank, name, step=step + 1),
+            found[rank][step],
+            expected[rank][step],
             wrong_ranks=", ".join(map(str, at_fault)),
             likely_cause=_cause(found, course, rule) or _divisor(found[rank][step], expected[rank][step], len(each)),
             case=facts,
@@ -190,15 +193,20 @@ def _off(found: Tensor, expected: Tensor) -> Tensor:
     return ~((found.double() - expected.double()).abs() <= RELATIVE * scale)
 
 
-def _raise_wrong(who: str, what: tuple[str, dict[str, Tensor], dict[str, Tensor]], **details: object) -> None:
+def _raise_wrong(who: str, place: Place, have: dict[str, Tensor], want: dict[str, Tensor], **details: object) -> None:
+    """Raise for the tensor at ``place``, of which a rank holds ``have`` and the reference ``want``."""
     __tracebackhide__ = True
-    name, have, want = what
+    name = place.tensor
+    assert name is not None
     if name not in have or name not in want:
         holders = ("nothing", "values") if name not in have else ("values", "nothing")
-        raise failure(f"{who} holds {holders[0]} as {name}, replicas in one process hold {holders[1]}", **details)
+        raise failure(
+            f"{who} holds {holders[0]} as {name}, replicas in one process hold {holders[1]}", place, **details
+        )
     at = first_index(_off(have[name], want[name]))
     raise failure(
         f"{who} holds {show(have[name][at])} at {at} of {name}, replicas in one process hold {show(want[name][at])}",
+        replace(place, index=at, found=have[name][at], expected=want[name][at]),
         **details,
     )
 
@@ -256,6 +264,7 @@ def _require_equal_replicas(who: str, found: list[Trace], rule: Rule, steps: Seq
                         name,
                         (value, found[0][step][name]),
                         "rank 0 holds",
+                        Place(rank, step=step + 1 if step >= 0 else None),
                         case=facts,
                     )
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.rank_results import group_of
 from pdlcheck.checks.state import State, digest, made_by, require_bits, scramble, state_of, tied_names
 from pdlcheck.errors import Inconclusive
@@ -70,6 +70,7 @@ def check_broadcast_parameters(
                 name,
                 (tensor, expected[name]),
                 f"rank {src} had",
+                Place(rank),
                 likely_cause=_broadcast_cause(name, tensor, rank, src, models),
                 case=facts,
             )
@@ -127,6 +128,7 @@ def check_average_parameters(
                 raise failure(
                     f"{name_of(average)}: rank {rank} holds {show(found[at])} at {at} of {name}, "
                     f"the mean over ranks is {show(mean[at])}",
+                    Place(rank, name, at, found[at], mean[at]),
                     contributions=", ".join(f"rank {r}: {show(row[at])}" for r, row in enumerate(given)),
                     allowed="an exact mean of integers" if exact else f"{show(bound[at])} off",
                     likely_cause=_average_cause(found.double()[at], torch.stack([row[at] for row in given]), rank),
@@ -138,6 +140,7 @@ def check_average_parameters(
                 name,
                 (found, models[0].after[name]),
                 "rank 0 holds",
+                Place(rank),
                 likely_cause="ranks add in different orders",
                 case=facts,
             )

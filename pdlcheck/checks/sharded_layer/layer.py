@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from pdlcheck.checks.gradients.no_gradients import none_on
-from pdlcheck.checks.message import case, failure, first_index, name_of, require_list, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.message import (
+    Place,
+    case,
+    failure,
+    first_index,
+    name_of,
+    require_list,
+    show,
+    takes_world,
+    wrong_on_ranks,
+)
 from pdlcheck.checks.rank_results import bits
 from pdlcheck.checks.sharded_layer import causes as likely
 from pdlcheck.checks.sharded_layer.passes import (
@@ -213,7 +223,7 @@ def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequenc
                 *likely.of_parts(value, goal, parts),
                 *likely.multiple(value, goal),
             ]
-            _require(f"{when} rank {rank} returns", "", value, goal, causes, terms)
+            _require(rank, f"{when} rank {rank} returns", "", value, goal, causes, terms)
 
 
 def _require_something(when: str, truth: Pass) -> None:
@@ -238,7 +248,9 @@ def _require_buffers(
                     else []
                 )
                 cure = "buffers=False accepts what ranks keep in another way by intention"
-                _require(f"{when} rank {rank} holds", f" of buffer {name!r}", value, goal, causes, terms, cure=cure)
+                _require(
+                    rank, f"{when} rank {rank} holds", f" of buffer {name!r}", value, goal, causes, terms, cure=cure
+                )
 
 
 def _require_parameters(
@@ -279,7 +291,7 @@ def _require_parameters(
             more = {"wrong_gradients": where}
             if none := none_on([_none_of(cut, number, numbers) for cut in everyone]):
                 more["none_reached"] = f"{none}, in the backward pass"
-            _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
+            _require(rank, f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
 
 
 def _namesakes(name: str, everyone: Sequence[Cut], whole_grads: Tensor) -> list[Tensor]:
@@ -318,7 +330,7 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Ter
                 *likely.rounded(value, goal),
                 *likely.of_the_way_back(value, goal),
             ]
-            _require(f"{when} rank {rank} holds", where, value, goal, causes, terms)
+            _require(rank, f"{when} rank {rank} holds", where, value, goal, causes, terms)
 
 
 def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[Cut], terms: _Terms) -> None:
@@ -349,6 +361,7 @@ def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[
 
 
 def _require(
+    rank: int,
     who: str,
     of: str,
     value: Tensor,
@@ -366,6 +379,7 @@ def _require(
     at = first_index(wrong)
     raise failure(
         f"{who} {show(value[at])} at {at}{of}, the whole layer {show(goal[at])}",
+        Place(rank, of.removeprefix(" of ") or "output", at, value[at], goal[at]),
         wrong_elements=f"{int(wrong.sum())} of {value.numel()}",
         **more,
         likely_cause=likely.first(chain(causes, likely.rounded(value, goal)), terms.relative),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import State, state_of
 from pdlcheck.checks.trajectories.causes import (
     Precision,
@@ -43,6 +43,7 @@ class Goal(NamedTuple):
         rounding: the effect of rounding on the training.
         precision: the tolerances.
         what: the name of the training, for messages.
+        steps: the number of steps.
     """
 
     begin: State
@@ -50,6 +51,7 @@ class Goal(NamedTuple):
     rounding: Rounding
     precision: Precision
     what: str
+    steps: int
 
 
 def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int, precision: Precision) -> Goal:
@@ -61,7 +63,7 @@ def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: 
     expected = ends(start, taken)
     begin = _begin(start, expected[0], lambda: ends(start, 0), name_of(train))
     rounding = Rounding(lambda model: ends(model, taken)[0], start, expected[0], precision.dtype)
-    return Goal(begin, expected, rounding, precision, name_of(train))
+    return Goal(begin, expected, rounding, precision, name_of(train), taken)
 
 
 def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[State]:
@@ -142,6 +144,7 @@ def require_near(
         agreed = len(ranks) > 1 and apart is None
         raise failure(
             f"{who} holds {show(first[at])} at {at} of {names[0]}, {what} {show(right[at])}",
+            Place(rank, names[0], at, first[at], right[at], goal.steps),
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,

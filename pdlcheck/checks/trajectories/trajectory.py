@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.message import Place, case, failure, name_of, takes_world
 from pdlcheck.checks.state import State, require_bits
 from pdlcheck.checks.trajectories.causes import Precision, how_ranks_differ, made_for, precision_of
 from pdlcheck.checks.trajectories.ends import Train, ends_of, goal_of, require_near
@@ -145,6 +145,7 @@ def check_world_size_does_not_matter(
                     name,
                     (state[name], ranks[0][name]),
                     "rank 0 holds",
+                    Place(rank, step=steps),
                     case=facts,
                 )
         trained.append(ranks[0])
