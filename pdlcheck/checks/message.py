@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.errors import CheckFailed
 
 __all__ = [
@@ -64,7 +65,8 @@ def failure(headline: str, place: Place | None = None, /, **details: object) -> 
     Args:
         headline: the first line of the message; it begins with the name of the subject and a colon.
         place: the first wrong value.
-        **details: the further lines. ``likely_cause``, ``evidence`` and ``case`` are fields of the error, too.
+        **details: the further lines. ``likely_cause``, ``evidence`` and ``case`` are fields of the error, too. A
+            :class:`Diagnosis` as ``likely_cause`` that has no cause is a line, and no field.
 
     Example:
         >>> print(failure("sum: rank 0 holds 1", likely_cause="never reduced", case="world=sim"))
@@ -74,7 +76,8 @@ def failure(headline: str, place: Place | None = None, /, **details: object) -> 
     """
     lines = {name.replace("_", " "): text for name, text in details.items() if text is not None}
     width = max(map(len, lines), default=0)
-    known = {name: None if details.get(name) is None else str(details[name]) for name in _FIELDS}
+    found = {name: one.cause if isinstance(one, Diagnosis) else one for name, one in details.items()}
+    known = {name: None if found.get(name) is None else str(found[name]) for name in _FIELDS}
     at = Place() if place is None else place
     return CheckFailed(
         "\n".join([headline, *(f"  {name:{width}}  {text}" for name, text in lines.items())]),
