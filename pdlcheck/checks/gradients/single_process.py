@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.checks.gradients.causes import Causes
 from pdlcheck.checks.gradients.no_gradients import naming_parameters_without_gradient
 from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, gradients, or_zero
 from pdlcheck.checks.message import (
@@ -184,18 +185,9 @@ def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients]
         own_shards=", ".join(_own(shard[name], at, r) for r, shard in enumerate(reference.shards)),
         wrong_gradients=wrong_on_ranks(wrong, [len(reference.union)] * len(wrong)),
         best_fit=best_fit([or_zero(found[n], reference.of(n)) for n in names], [reference.of(n) for n in names]),
-        likely_cause=reference.cause(everyone, names, rank) or _on_some_alone(wrong),
+        likely_cause=Causes(reference).diagnose(everyone, wrong, rank),
         case=facts,
     )
-
-
-def _on_some_alone(wrong: Sequence[Sequence[str]]) -> str | None:
-    """Return a likely cause if some ranks hold the right gradients; None if no rank does."""
-    right = [str(rank) for rank, names in enumerate(wrong) if not names]
-    if not right:
-        return None
-    whose = f"rank{'s' if len(right) > 1 else ''} {', '.join(right)} alone"
-    return f"they are right on {whose}: what is reduced does not reach all, as reduce() leaves it on dst"
 
 
 def _synchronised(
