@@ -6,7 +6,7 @@ fit, and says so if several do. If none does, it names what is excluded, and giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdlcheck.checks.tolerances import EXACT, Tolerance, distance
 
-__all__ = ["Candidate", "Diagnosis", "explain"]
+__all__ = ["Candidate", "Diagnosis", "explain", "predictions"]
 
 Found = TypeVar("Found")  # a tensor, tensors by name, or any evidence that predicates are asked about
 Tolerances = Tolerance | Mapping[Hashable, Tolerance]
@@ -43,6 +43,11 @@ class Candidate(Generic[Found]):
         """Validate that there is exactly one of ``predict`` and ``holds``."""
         if (self.predict is None) == (self.holds is None):
             raise TypeError(f"a candidate has either predict= or holds=: {self.text!r}")
+
+    @classmethod
+    def of(cls, text: str, predicted: Found) -> Candidate[Found]:
+        """Return a candidate with a prediction that is already known."""
+        return cls(text, lambda: predicted)
 
     @property
     def name(self) -> str:
@@ -97,6 +102,12 @@ class Diagnosis:
         if self.hints:
             parts.append(f"note: {'; '.join(self.hints)}")
         return "; ".join(parts)
+
+
+def predictions(table: Iterable[tuple[str, Found]]) -> Iterator[Candidate[Found]]:
+    """Yield a candidate for each pair of a text and what it predicts."""
+    for text, predicted in table:
+        yield Candidate.of(text, predicted)
 
 
 def explain(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,7 +22,6 @@ __all__ = [
     "differs",
     "failure",
     "first_index",
-    "likely_cause",
     "made_by_start",
     "name_of",
     "require_list",
@@ -233,24 +232,3 @@ def differs(found: Tensor, expected: Tensor) -> Tensor:
 def first_index(wrong: Tensor) -> tuple[int, ...]:
     """Return the index of the first True; ``()`` for a tensor without dimensions."""
     return tuple(int(i) for i in wrong.nonzero()[0])
-
-
-def likely_cause(
-    found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tensor]], slack: Tensor | None = None
-) -> str | None:
-    """Return the text of the first candidate that explains every wrong element.
-
-    Args:
-        found: the tensor that a rank holds.
-        wrong: the mask of the elements of ``found`` that are not as expected.
-        causes: candidates; each has a text, and the tensor that the rank would hold if the text were true.
-        slack: the allowed distance of each element from the candidate; None where no rounding occurs.
-    """
-    wide = torch.complex128 if found.is_complex() else torch.float64
-    for text, candidate in causes:
-        if candidate.shape != found.shape:
-            continue
-        goal, held = candidate.to(wide)[wrong], found.to(wide)[wrong]
-        if torch.equal(goal, held) or (slack is not None and bool(((goal - held).abs() <= slack[wrong]).all())):
-            return text
-    return None
