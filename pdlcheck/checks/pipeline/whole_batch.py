@@ -25,6 +25,7 @@ from pdlcheck.checks.message import (
     takes_world,
     wrong_on_ranks,
 )
+from pdlcheck.checks.pipeline.causes import Causes
 from pdlcheck.checks.pipeline.places import has_right_ones, localise_error, order_of_parts, wrong_parts
 from pdlcheck.checks.pipeline.steps import (
     Batch,
@@ -192,7 +193,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                 f"{when} rank {rank} returns the loss {show(one.loss)}, one process has {show(truth.loss)}",
                 Place(rank, "loss", (), one.loss, truth.loss),
                 best_fit=fit if truth.loss else None,
-                likely_cause=truth.cause_of_loss(one.loss),
+                likely_cause=Causes(truth).diagnose_loss(one.loss),
                 case=facts,
             )
 
@@ -213,6 +214,7 @@ def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: s
     wrong = [[name for name, grad in own.items() if not is_near(grad, truth.gradients[name])] for own in everyone]
     if not any(wrong):
         return
+    is_partial = has_right_ones(everyone, wrong, truth.gradients)
     rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
     own, name = everyone[rank], names[0]
     at = first_index(~((own[name] - truth.gradients[name]).abs() <= tolerance(truth.gradients[name])))
@@ -223,7 +225,7 @@ def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: s
         wrong_gradients=wrong_on_ranks(wrong, [len(own) for own in everyone]),
         best_fit=best_fit([own[name] for name in names], [truth.gradients[name] for name in names]),
         goes_wrong=localise_error(truth.model, everyone, wrong, truth.gradients),
-        likely_cause=truth.cause(everyone, wrong, is_partial=has_right_ones(everyone, wrong, truth.gradients)),
+        likely_cause=Causes(truth).diagnose(everyone, wrong, is_partial=is_partial),
         case=facts,
     )
 
