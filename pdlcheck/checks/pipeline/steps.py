@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 
 from pdlcheck.checks.message import Place, failure, first_index, made_by_start, name_of, show
 from pdlcheck.checks.state import whole
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.compat.torch.pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
+    "NEAR",
     "RELATIVE",
     "Batch",
     "Loss",
@@ -49,6 +51,7 @@ Batch = tuple[Any, Any]
 # wrong weight moves them by 1e-3.
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12
+NEAR = Tolerance(relative=RELATIVE, absolute=ABSOLUTE)
 
 
 @dataclass(frozen=True)
