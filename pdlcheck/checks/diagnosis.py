@@ -22,7 +22,7 @@ Tolerances = Tolerance | Mapping[Hashable, Tolerance]
 
 _SHOWN = 3
 _CLOSER = 4.0  # a prediction must be so many times closer to what was found than the right value is
-_VAGUE = ("it is ", "it was ", "they were ", "they are ")  # beginnings that a list of names does not need
+_VAGUE = ("it is ", "it was ", "they were ", "they are ", "these are ")  # beginnings that a list of names does not need
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Candidate(Generic[Found]):
     def of(cls, text: str, predicted: Found) -> Candidate[Found]:
         """Return a candidate with a prediction that is already known."""
         return cls(text, lambda: predicted)
+
+    @classmethod
+    def when(cls, text: str, true: bool) -> Candidate[Found]:
+        """Return a candidate whose predicate has been evaluated already."""
+        return cls(text, holds=lambda _: true)
 
     @property
     def name(self) -> str:

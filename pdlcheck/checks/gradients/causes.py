@@ -236,9 +236,9 @@ def _of_right_ranks(wrong: Sequence[Sequence[str]]) -> Iterator[Candidate[Held]]
     """Yield a hint if some ranks hold the right gradients."""
     right = [str(rank) for rank, names in enumerate(wrong) if not names]
     whose = f"rank{'s' if len(right) > 1 else ''} {', '.join(right)} alone"
-    yield Candidate(
+    yield Candidate.when(
         f"they are right on {whose}: what is reduced does not reach all, as reduce() leaves it on dst",
-        holds=lambda _: bool(right),
+        true=bool(right),
     )
 
 

@@ -62,7 +62,7 @@ class Causes:
             diagnosis = self._explain(alone, *tables(alone)) if len(alone) < len(found) else Diagnosis()
             for text in diagnosis.fits:
                 words = f"on rank {first} {text}; what is wrong on other ranks is something else"
-                yield Candidate(words, holds=lambda _: True)
+                yield Candidate.when(words, True)
 
         own_parts = self._own_parts(everyone, first, wrong[first])
         return self._explain(found, own_parts, *tables(found), of_first_rank(), self._counts(found))
@@ -205,7 +205,7 @@ class Causes:
         right, *parts = (_flat([each[name] for name in names]) for each in grads)
         text = counts_in(_flat(list(found.values())), right, parts)
         if text is not None:
-            yield Candidate(text, holds=lambda _: True)
+            yield Candidate.when(text, True)
 
     def _in_other_places(self, weights: Sequence[float]) -> Iterator[tuple[str, Prediction]]:
         """Yield the gradients of a sequential model with two micro-batches swapped between two of its layers.

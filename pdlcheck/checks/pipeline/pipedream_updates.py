@@ -71,5 +71,5 @@ def first_wrong_update(
             wrong, others = ([str(rank) for rank, one in enumerate(fine) if one is which] for which in (False, True))
             text = f"the first that is wrong is that of micro-batch {number} on rank{'s' if wrong[1:] else ''} "
             text += ", ".join(wrong) + (f"; it is right on {', '.join(others)}" if others else "")
-            return {"updates": text}, [Candidate(LATER if number else FIRST, holds=lambda _: True)]
+            return {"updates": text}, [Candidate.when(LATER if number else FIRST, True)]
     return {}, []

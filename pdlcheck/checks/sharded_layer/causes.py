@@ -33,7 +33,7 @@ def tolerance_of(relative: float) -> Tolerance:
 def rounded(value: Tensor, goal: Tensor) -> Iterator[Cause]:
     """Yield a cause if the layer is right but computes in float32 where the comparison is in float64."""
     near = tolerance_of(RELATIVE[torch.float32]).accepts(value, goal)
-    yield Candidate(ROUNDED, holds=lambda _: bool(goal.any()) and bool(near.all()))
+    yield Candidate.when(ROUNDED, bool(goal.any()) and bool(near.all()))
 
 
 def scaled(goal: Tensor, world_size: int, *, factors: bool = True) -> Iterator[Cause]:
@@ -78,16 +78,16 @@ def of_parts(goal: Tensor, everyone: Sequence[Tensor], near: Tolerance) -> Itera
 
 def of_the_way_back() -> Iterator[Cause]:
     """Yield the note for a wrong input gradient where outputs and the gradients of parameters are right."""
-    yield Candidate(
+    yield Candidate.when(
         "outputs and gradients of parameters are right: the way back to the input is cut or wrong, as by a collective "
         "in the forward pass that has no backward pass",
-        holds=lambda _: True,
+        true=True,
     )
 
 
 def _adds_up(text: str, total: Tensor, goal: Tensor, near: Tolerance) -> Cause:
     """Return a cause that is true if the ranks' parts add up to the right value."""
-    return Candidate(text, holds=lambda _: bool(near.accepts(total, goal).all()))
+    return Candidate.when(text, bool(near.accepts(total, goal).all()))
 
 
 def of_output(
@@ -140,7 +140,7 @@ def of_parameter(
     """
     padded = torch.where(numbers == 0, torch.zeros_like(value), value)
     unknown = "the whole layer has no such element: zeros that pad a parameter would be learned"
-    yield Candidate(unknown, holds=lambda _: bool(near.accepts(padded, goal).all()))
+    yield Candidate.when(unknown, bool(near.accepts(padded, goal).all()))
     if (holders > 1).any():
         several = int(holders.max())
         large, small = f"it is {several} times too large", f"it is {several} times too small"
