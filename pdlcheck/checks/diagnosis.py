@@ -33,11 +33,13 @@ class Candidate(Generic[Found]):
         text: the cause, as users read it. The part before the first colon is its name where it is excluded.
         predict: returns what would be found if the text were true.
         holds: returns whether the text is true of what was found.
+        short: the name, if the part before the first colon is none.
     """
 
     text: str
     predict: Callable[[], Found] | None = None
     holds: Callable[[Found], bool] | None = None
+    short: str = ""
 
     def __post_init__(self) -> None:
         """Validate that there is exactly one of ``predict`` and ``holds``."""
@@ -56,8 +58,8 @@ class Candidate(Generic[Found]):
 
     @property
     def name(self) -> str:
-        """Return the text up to the first colon, without a vague beginning."""
-        name = self.text.split(":")[0]
+        """Return the short name, or the text up to the first colon, without a vague beginning."""
+        name = self.short or self.text.split(":")[0]
         start = next((start for start in _VAGUE if name.startswith(start)), "")
         return name.removeprefix(start)
 
