@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.checks.diagnosis import Diagnosis, explain, predictions
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import made_by
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_replicated_module"]
@@ -214,25 +216,33 @@ class Pair:
             f"{self.who}: the gradient of {name!r} holds {show(one[at])} at {at}, the plain module's {show(other[at])}",
             Place(None, f"gradient of {name!r}", at, one[at], other[at]),
             wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
-            likely_cause=self._cause(one, name, other, inputs, loss),
+            likely_cause=self._diagnose(one, name, other, inputs, loss),
             case=self.case,
         )
 
-    def _cause(self, found: Tensor, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss) -> str | None:
-        def near(candidate: Tensor) -> bool:
-            return not _wrong(found, candidate).any()
+    def _diagnose(self, found: Tensor, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss) -> Diagnosis:
+        finite = expected[expected.isfinite()].abs()
+        slack = max(RELATIVE, ROUNDINGS * torch.finfo(expected.dtype).eps) * float(
+            finite.max() if finite.numel() else 0
+        )
+        return explain(
+            found,
+            predictions(self._wrong_gradients(name, expected, inputs, loss)),
+            tolerance=Tolerance(absolute=self.workers * slack + ABSOLUTE),
+            expected=expected,
+        )
 
+    def _wrong_gradients(
+        self, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss
+    ) -> Iterator[tuple[str, Tensor]]:
         n = self.workers
-        if near(expected * n):
-            return f"it is {n} times too large: summed where the loss is one mean over all samples"
-        if near(expected / n):
-            return f"it is {n} times too small: averaged over the workers, whose parts belong to one sum"
+        yield f"it is {n} times too large: summed where the loss is one mean over all samples", expected * n
+        yield f"it is {n} times too small: averaged over the workers, whose parts belong to one sum", expected / n
         for worker, own in enumerate(self._parts(name, inputs, loss)):
-            if near(own):
-                return f"it is what the samples of worker {worker} give: the gradients of other workers were lost"
-            if near(expected - own):
-                return f"what the samples of worker {worker} give is missing"
-        return None
+            text = f"it is what the samples of worker {worker} give: the gradients of other workers were lost"
+            yield text, own
+            if n > 2:  # with two, what one gives is missing where the other's is lost
+                yield f"what the samples of worker {worker} give is missing", expected - own
 
     def _parts(self, name: str, inputs: tuple[Any, ...], loss: Loss) -> Iterator[Tensor]:
         """Yield the part of the plain module's gradient that comes from each worker's samples."""
