@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.checks.message import Place, failure
-from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, likely_cause
+from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, diagnose
 from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = [
@@ -175,7 +176,7 @@ def check_error_bound(
     known = (oracle.num_nodes + 8) * 2.3e-16 / (1 - damping)
     details = [("true error", f"{error:.3e}"), ("converged", str(bool(result.converged)))]
     if not error <= bound + known:
-        cause = likely_cause(oracle, found, expected, bound)
+        cause: Diagnosis | str = diagnose(oracle, found, expected, bound)
         step = float(np.abs(oracle.step(found) - found).sum())
         if step <= bound:
             cause = f"the bound is a step ({step:.1e} now); the error can be d/(1 - d) times the last step"
@@ -254,9 +255,11 @@ def _require_equal(
         return
     node = int(np.argmax(np.where(np.isnan(difference), np.inf, difference)))
     right = expected if oracle.num_nodes > MAX_DENSE_NODES else oracle.solve()
-    cause = likely_cause(oracle, found, right, allowed)
-    if cause is None and right is not expected and (cause := likely_cause(oracle, expected, right, allowed)):
-        cause = f"{what} is the wrong one; {cause}"
+    cause: Diagnosis | str = diagnose(oracle, found, right, allowed)
+    if isinstance(cause, Diagnosis) and cause.cause is None and right is not expected:
+        other = diagnose(oracle, expected, right, allowed)
+        if other.cause or other.hints:
+            cause = f"{what} is the wrong one; {other}"
     details = [
         ("in-edges", _edges_of(oracle, node, out=False)),
         ("distance", f"sum |found - expected| = {distance:.3e}, allowed {allowed:.1e}"),

@@ -81,7 +81,7 @@ BROKEN = {
     "in the degree only": (
         partial(twin, rounds=5, repeated="collapsed in degree"),
         REPEATED,
-        "likely cause +the sum is above 1",
+        "likely cause +no known cause fits; .*; note: the sum is above 1",
     ),
     # pr-transposed
     "transposed": (
