@@ -143,6 +143,8 @@ def test_a_prediction_hardly_better_than_the_right_value_explains_nothing():
     tolerance = Tolerance(absolute=1.0)
     table = [Candidate("it is 1.1 times too large", lambda: RIGHT * 1.1)]
     assert explain(RIGHT + 0.9, table, tolerance=tolerance, expected=RIGHT).cause is None
+    halfway = [Candidate("halfway", lambda: RIGHT + 0.45)]
+    assert explain(RIGHT + 0.9, halfway, tolerance=tolerance, expected=RIGHT).cause is None
     assert explain(RIGHT * 1.1, table, tolerance=tolerance, expected=RIGHT).cause == "it is 1.1 times too large"
 
 
