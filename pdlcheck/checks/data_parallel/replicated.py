@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.checks.diagnosis import Diagnosis, explain, predictions
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain, predictions
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import made_by
 from pdlcheck.checks.tolerances import Tolerance
@@ -140,7 +140,7 @@ class Pair:
                 raise failure(
                     f"{self.who}: the output{path} has shape {tuple(one.shape)} and {one.dtype}, the plain module's "
                     f"{tuple(other.shape)} and {other.dtype}",
-                    likely_cause=_shape_cause(one, other),
+                    likely_cause=_why_of_another_shape(one, other),
                     case=self.case,
                 )
             wrong = _wrong(one, other)
@@ -150,7 +150,7 @@ class Pair:
                     f"{self.who}: the output{path} holds {show(one[at])} at {at}, "
                     f"the plain module's holds {show(other[at])}",
                     wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
-                    likely_cause=_order_cause(one, other),
+                    likely_cause=_why_other_values(one, other),
                     case=self.case,
                 )
 
@@ -331,21 +331,27 @@ def _unequal(found: Tensor, expected: Tensor) -> Tensor:
     return (found != expected) & ~(found.isnan() & expected.isnan())
 
 
-def _shape_cause(found: Tensor, expected: Tensor) -> str | None:
-    if not (found.dim() and expected.dim()) or found.shape[1:] != expected.shape[1:]:
-        return None
-    if len(found) < len(expected):
-        return f"{len(expected) - len(found)} of {len(expected)} samples were dropped when the batch was cut"
-    return f"{len(found) - len(expected)} samples too many: some went to several workers"
+def _why_of_another_shape(found: Tensor, expected: Tensor) -> Diagnosis:
+    have_rows = bool(found.dim() and expected.dim())
+    rows = (len(found), len(expected)) if have_rows else (0, 0)
+    other_rows = have_rows and found.shape[1:] == expected.shape[1:]
+    dropped = f"{rows[1] - rows[0]} of {rows[1]} samples were dropped when the batch was cut"
+    again = f"{rows[0] - rows[1]} samples too many: some went to several workers"
+    return explain(
+        found,
+        [
+            Candidate.when(dropped, other_rows and rows[0] < rows[1]),
+            Candidate.when(again, other_rows and rows[0] >= rows[1]),
+        ],
+    )
 
 
-def _order_cause(found: Tensor, expected: Tensor) -> str | None:
+def _why_other_values(found: Tensor, expected: Tensor) -> Diagnosis:
     def rows(tensor: Tensor) -> list[Any]:
         return sorted(map(repr, tensor.reshape(len(tensor), -1).tolist()))
 
-    if found.dim() and rows(found) == rows(expected):
-        return "the samples are in another order: outputs were put together as workers ended, not as they are numbered"
-    return None
+    order = "the samples are in another order: outputs were put together as workers ended, not as they are numbered"
+    return explain(found, [Candidate(order, holds=lambda held: bool(held.dim()) and rows(held) == rows(expected))])
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
