@@ -110,7 +110,7 @@ def check_sharded_layer(
         >>> world, x = get_world("sim"), torch.ones(1, 4)
         >>> check_sharded_layer(Columns, whole, [x], world, world_size=2, output_of=part_of)
         Traceback (most recent call last):
-        pdlcheck.errors.CheckFailed: Columns: batch 0: rank 0 holds ... at (0, 0) of the gradient of its input, the whole layer ...
+        pdlcheck.errors.CheckFailed: Columns: batch 0: rank 0 holds ... at (0, 0) of the gradient of its input, the ...
           wrong elements  4 of 4
           likely cause    it is this rank's own part: all ranks' parts add up to what is right
           case            world=sim world_size=2 seed=0
