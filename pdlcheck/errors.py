@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "CHECK_FIELDS",
     "BufferHazard",
+    "CheckFailed",
     "CheckpointError",
     "CollectiveMismatch",
     "Deadlock",
@@ -96,6 +98,77 @@ class BufferHazard(PdlcheckError):
     operation: str
     posted: str
     touched: str
+
+
+class CheckFailed(AssertionError):
+    """A property that a check found broken.
+
+    The message is for people. The fields are for tools; a field is None where the check does not know it. All of them
+    survive pickling.
+
+    Args:
+        message: the whole message, of several lines.
+        subject: the name of the function under test.
+        rank: the first rank that is wrong.
+        step: the step of the training, or the call, that is wrong, from 1.
+        tensor: the name of the first wrong tensor.
+        index: the index of its first wrong element.
+        found: the value of that element.
+        expected: the right value.
+        cause: the likely cause; None if no known cause fits.
+        evidence: what the cause rests on.
+        case: the facts that reproduce the case.
+        replay: the command that repeats the case.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        subject: str | None = None,
+        rank: int | None = None,
+        step: int | None = None,
+        tensor: str | None = None,
+        index: tuple[int, ...] | None = None,
+        found: object = None,
+        expected: object = None,
+        cause: str | None = None,
+        evidence: str | None = None,
+        case: str | None = None,
+        replay: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.subject = subject
+        self.rank = rank
+        self.step = step
+        self.tensor = tensor
+        self.index = index
+        self.found = found
+        self.expected = expected
+        self.cause = cause
+        self.evidence = evidence
+        self.case = case
+        self.replay = replay
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return every field by its name, in the order of the arguments."""
+        return {name: getattr(self, name) for name in CHECK_FIELDS}
+
+
+CHECK_FIELDS = (
+    "subject",
+    "rank",
+    "step",
+    "tensor",
+    "index",
+    "found",
+    "expected",
+    "cause",
+    "evidence",
+    "case",
+    "replay",
+)
 
 
 class CheckpointError(PdlcheckError):

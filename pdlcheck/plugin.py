@@ -85,6 +85,11 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(
                 world_disagreement.Differing(config), "pdlcheck.item_runners.simulated.world_disagreement"
             )
+    if config.option.pdl_json is not None and not cases.runs_in_a_rank(config):
+        from pdlcheck.harness.reporting.json_records import JsonRecords
+
+        records = JsonRecords(config.option.pdl_json, is_worker=hasattr(config, "workerinput"))
+        config.pluginmanager.register(records, "pdlcheck.harness.reporting.json_records")
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.item_runners.simulated.debugging import debug_simulated
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pdlcheck.checks.conditions import reporting
+from pdlcheck.checks.diagnosis import Diagnosis
+from pdlcheck.errors import CheckFailed
 
 __all__ = [
+    "Place",
     "best_fit",
     "case",
     "differs",
     "failure",
     "first_index",
-    "likely_cause",
     "made_by_start",
     "name_of",
     "require_list",
@@ -31,9 +34,39 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_FIELDS = ("likely_cause", "evidence", "case")  # details that are fields of the error, too
 
-def failure(headline: str, /, **details: object) -> AssertionError:
-    """Return an ``AssertionError`` with one aligned line for each detail. A detail that is None is left out.
+
+@dataclass(frozen=True)
+class Place:
+    """The first wrong value of a failure, for the fields of :class:`pdlcheck.errors.CheckFailed`.
+
+    ``found`` and ``expected`` may be tensors of one element.
+    """
+
+    rank: int | None = None
+    tensor: str | None = None
+    index: tuple[int, ...] | None = None
+    found: object = None
+    expected: object = None
+    step: int | None = None
+
+
+def _plain(value: object) -> object:
+    """Return a number of Python, a text or None, so that the error keeps no tensor alive and can be pickled."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return value if value is None or isinstance(value, bool | int | float | complex | str) else repr(value)
+
+
+def failure(headline: str, place: Place | None = None, /, **details: object) -> CheckFailed:
+    """Return the error of a failed check, with one aligned line for each detail. A detail that is None is left out.
+
+    Args:
+        headline: the first line of the message; it begins with the name of the subject and a colon.
+        place: the first wrong value.
+        **details: the further lines. ``likely_cause``, ``evidence`` and ``case`` are fields of the error, too. A
+            :class:`Diagnosis` as ``likely_cause`` that has no cause is a line, and no field.
 
     Example:
         >>> print(failure("sum: rank 0 holds 1", likely_cause="never reduced", case="world=sim"))
@@ -43,7 +76,29 @@ def failure(headline: str, /, **details: object) -> AssertionError:
     """
     lines = {name.replace("_", " "): text for name, text in details.items() if text is not None}
     width = max(map(len, lines), default=0)
-    return AssertionError("\n".join([headline, *(f"  {name:{width}}  {text}" for name, text in lines.items())]))
+    found = {name: one.cause if isinstance(one, Diagnosis) else one for name, one in details.items()}
+    known = {name: None if found.get(name) is None else str(found[name]) for name in _FIELDS}
+    at = Place() if place is None else place
+    return CheckFailed(
+        "\n".join([headline, *(f"  {name:{width}}  {text}" for name, text in lines.items())]),
+        subject=_subject_of(headline),
+        rank=at.rank,
+        step=at.step,
+        tensor=at.tensor,
+        index=at.index,
+        found=_plain(at.found),
+        expected=_plain(at.expected),
+        cause=known["likely_cause"],
+        evidence=known["evidence"],
+        case=known["case"],
+    )
+
+
+def _subject_of(headline: str) -> str | None:
+    """Return the name before the first colon or comma; None if it is no single word."""
+    name, colon, _ = headline.partition(":")
+    name = name.split(",")[0]
+    return name if colon and " " not in name else None
 
 
 def takes_world(check: Callable[P, T]) -> Callable[P, T]:
@@ -181,24 +236,3 @@ def differs(found: Tensor, expected: Tensor) -> Tensor:
 def first_index(wrong: Tensor) -> tuple[int, ...]:
     """Return the index of the first True; ``()`` for a tensor without dimensions."""
     return tuple(int(i) for i in wrong.nonzero()[0])
-
-
-def likely_cause(
-    found: Tensor, wrong: Tensor, causes: Iterable[tuple[str, Tensor]], slack: Tensor | None = None
-) -> str | None:
-    """Return the text of the first candidate that explains every wrong element.
-
-    Args:
-        found: the tensor that a rank holds.
-        wrong: the mask of the elements of ``found`` that are not as expected.
-        causes: candidates; each has a text, and the tensor that the rank would hold if the text were true.
-        slack: the allowed distance of each element from the candidate; None where no rounding occurs.
-    """
-    wide = torch.complex128 if found.is_complex() else torch.float64
-    for text, candidate in causes:
-        if candidate.shape != found.shape:
-            continue
-        goal, held = candidate.to(wide)[wrong], found.to(wide)[wrong]
-        if torch.equal(goal, held) or (slack is not None and bool(((goal - held).abs() <= slack[wrong]).all())):
-            return text
-    return None

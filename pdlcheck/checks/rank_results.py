@@ -12,15 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.message import case, differs, failure, first_index, likely_cause, name_of, show
+from pdlcheck.checks.diagnosis import explain, predictions
+from pdlcheck.checks.message import Place, case, differs, failure, first_index, name_of, show
 from pdlcheck.checks.rounding import Rounding
+from pdlcheck.checks.tolerances import EXACT, Tolerance
 
-__all__ = ["Calls", "Causes", "bits", "group_of", "listed", "possible_order"]
+__all__ = ["Calls", "Table", "bits", "group_of", "listed", "possible_order"]
 
 # Older releases of torch always sort the ranks of a group.
 KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
-Causes = Callable[[], Iterable[tuple[str, Tensor]]]
+Table = Iterable[tuple[str, Tensor]]  # likely causes, each with the tensor that it predicts
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Calls:
                 raise failure(
                     f"{name_of(self.subject)}: rank {rank} holds {show(held.given[at])} at {at} "
                     f"of its argument, {show(given[at])} was there before the call",
+                    Place(rank, "argument", at, held.given[at], given[at]),
                     likely_cause="it adds into its argument; clone the argument first",
                     case=self.facts,
                 )
@@ -153,7 +156,7 @@ class Calls:
         found: Tensor,
         expected: Tensor,
         what: str,
-        causes: Causes,
+        causes: Sequence[Table],
         contributions: Sequence[Tensor] | None = None,
         *,
         rounding: Rounding | None = None,
@@ -167,7 +170,7 @@ class Calls:
             found: the tensor under test.
             expected: the right tensor.
             what: a phrase that names ``expected`` in the message.
-            causes: returns the candidates for the likely cause.
+            causes: the tables of likely causes, as :func:`pdlcheck.checks.diagnosis.explain` takes them.
             contributions: the tensor of each rank, to be listed in the message.
             rounding: the error that each element may have; None compares exactly.
             of: which of several tensors ``found`` is, such as "of rank 1's tensor".
@@ -191,10 +194,17 @@ class Calls:
         at = first_index(wrong)
         raise failure(
             f"{who} holds {show(found[at])} at {at}{of}, {what} {show(expected[at])}",
+            Place(rank, of.strip() or None, at, found[at], expected[at]),
             contributions=None if contributions is None else listed(contributions, at),
             allowed=None if rounding is None else rounding.told(at),
             wrong_elements=f"{int(wrong.sum())} of {found.numel()} on rank {rank}",
-            likely_cause=likely_cause(found, wrong, causes(), None if rounding is None else 2 * rounding.slack),
+            likely_cause=explain(
+                found,
+                *map(predictions, causes),
+                tolerance=EXACT if rounding is None else Tolerance(absolute=2 * rounding.slack),
+                expected=expected,
+                wrong=wrong,
+            ),
             case=self.facts,
         )
 

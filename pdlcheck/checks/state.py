@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import failure, first_index, show
+from pdlcheck.checks.message import Place, failure, first_index, show
 from pdlcheck.checks.rank_results import bits
 
 __all__ = [
@@ -138,7 +139,15 @@ def tied_names(module: nn.Module) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None], what: str, **details: object) -> None:
+def require_bits(
+    who: str,
+    name: str,
+    pair: tuple[Tensor | None, Tensor | None],
+    what: str,
+    place: Place | None = None,
+    /,
+    **details: object,
+) -> None:
     """Check that two tensors are equal bit for bit, or that both are None.
 
     Args:
@@ -146,6 +155,7 @@ def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None],
         name: the name of the tensor.
         pair: the tensor found, and the tensor expected.
         what: a phrase that introduces the expected value in the message.
+        place: the rank and the step of the tensor found.
         **details: further lines of the message.
 
     Raises:
@@ -153,15 +163,17 @@ def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None],
     """
     __tracebackhide__ = True
     found, expected = pair
+    place = replace(place or Place(), tensor=name)
     if found is None or expected is None:
         if found is not expected:
             texts = ["None" if tensor is None else "values" for tensor in pair]
-            raise failure(f"{who} holds {texts[0]} as {name}, {what} {texts[1]}", **details)
+            raise failure(f"{who} holds {texts[0]} as {name}, {what} {texts[1]}", place, **details)
         return
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         raise failure(
             f"{who} holds {name} of shape {tuple(found.shape)} and {found.dtype}, "
             f"{what} shape {tuple(expected.shape)} and {expected.dtype}",
+            place,
             **details,
         )
     differs = bits(found) != bits(expected)
@@ -169,7 +181,11 @@ def require_bits(who: str, name: str, pair: tuple[Tensor | None, Tensor | None],
         differs = differs.any(-1)
     if differs.any():
         at = first_index(differs)
-        raise failure(f"{who} holds {show(found[at])} at {at} of {name}, {what} {show(expected[at])}", **details)
+        raise failure(
+            f"{who} holds {show(found[at])} at {at} of {name}, {what} {show(expected[at])}",
+            replace(place, index=at, found=found[at], expected=expected[at]),
+            **details,
+        )
 
 
 def _widened(module: nn.Module) -> nn.Module:

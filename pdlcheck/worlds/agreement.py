@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from pdlcheck.errors import SharedTensorWarning
+from pdlcheck.errors import CheckFailed, SharedTensorWarning
 from pdlcheck.worlds.arguments import check_world_size
 from pdlcheck.worlds.protocol import World
 from pdlcheck.worlds.registry import WORLDS, get_world
@@ -136,7 +136,12 @@ def _compare(
     details.append(("case", f"world=sim,{real.name} world_size={world_size}"))
     width = max(len(name) for name, _ in details)
     head = f"{getattr(fn, '__name__', type(fn).__name__)}: {_difference(on_sim, on_real, real.name)}"
-    raise AssertionError("\n".join([head, *(f"  {name:{width}}  {text}" for name, text in details)]))
+    raise CheckFailed(
+        "\n".join([head, *(f"  {name:{width}}  {text}" for name, text in details)]),
+        subject=getattr(fn, "__name__", type(fn).__name__),
+        cause=details[0][1],
+        case=details[-1][1],
+    )
 
 
 _CAUSES = {

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdlcheck.checks.pagerank.oracle import Oracle, likely_cause
+from pdlcheck.checks.diagnosis import Diagnosis
+from pdlcheck.checks.pagerank.oracle import Oracle, diagnose
 from ranking.drawn import Case
 from ranking.ours import rounds
 from ranking.peer import Peer, Setting, features
@@ -51,7 +52,7 @@ def judge(peer: Peer, case: Case, setting: Setting) -> Verdict:
     allowed = _allowed(peer, answer, oracle, expected)
     if error <= allowed:
         return Verdict(AGREES, error)
-    return Verdict(_kind(likely_cause(oracle, scores, expected, allowed)), error)
+    return Verdict(_kind(diagnose(oracle, scores, expected, allowed)), error)
 
 
 def _allowed(peer: Peer, answer: Any, oracle: Oracle, expected: np.ndarray) -> float:
@@ -63,8 +64,10 @@ def _allowed(peer: Peer, answer: Any, oracle: Oracle, expected: np.ndarray) -> f
     return LIMIT
 
 
-def _kind(cause: str | None) -> str:
-    """Return the likely cause without the numbers of this case."""
-    if cause is None:
+def _kind(diagnosis: Diagnosis) -> str:
+    """Return the likely causes, or else what is seen of the scores, without the numbers of this case."""
+    texts = diagnosis.fits or diagnosis.hints
+    if not texts:
         return "wrong, for no known cause"
-    return "wrong: " + re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", cause.partition(":")[0])
+    cause = ", or ".join(text.partition(":")[0] for text in texts[:3])
+    return "wrong: " + re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", cause)

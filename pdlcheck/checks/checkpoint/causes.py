@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pdlcheck.checks.checkpoint.runs import (
@@ -17,7 +18,8 @@ from pdlcheck.checks.checkpoint.runs import (
     resumed_run,
 )
 from pdlcheck.checks.checkpoint.unsaved_state import IN_CONTAINERS, NUMBERS, first_difference
-from pdlcheck.checks.state import differing, digest
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.state import State, differing, digest
 
 __all__ = ["REPLICAS", "find_cause"]
 
@@ -37,8 +39,11 @@ _ONE_MORE_PASS = (
 
 def find_cause(
     start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
-) -> tuple[str, str | None]:
+) -> tuple[Diagnosis, str | None]:
     """Return the state that was lost, and the differences that show it.
+
+    Whether a state is lost is tested: the training is resumed once more, with that state put back. The candidates are
+    sets of states, the largest first.
 
     Args:
         start: makes the model and the functions of the training.
@@ -48,7 +53,7 @@ def find_cause(
         trouble: the number of steps after loading, the rank and the tensor of the first difference.
 
     Returns:
-        The cause as a sentence, and the differences in words; None if there are none to show.
+        The cause, and the differences in words; None if there are none to show.
     """
     resumed, straight = pair
     if trouble[0] == 0:
@@ -74,7 +79,8 @@ def find_cause(
     if not suspects:
         differ = [text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION]
         tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
-        return f"none of the weights, {', '.join(tried)} alone", "; ".join([*differ, *_not_seen(resumed)]) or None
+        excluded = Diagnosis(excluded=("the weights alone", *(f"{part} alone" for part in tried)))
+        return excluded, "; ".join([*differ, *_not_seen(resumed)]) or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
@@ -86,7 +92,7 @@ def find_cause(
     shown = [text for part in lost if (text := evidence[part]) and part not in OF_NO_FUNCTION]
     if ran:
         shown += _not_seen(resumed)
-    return _told(lost, ran, PASS in suspects), "; ".join(shown) or None
+    return Diagnosis(fits=(_told(lost, ran, PASS in suspects),)), "; ".join(shown) or None
 
 
 def _not_seen(resumed: Sequence[Trace]) -> list[str]:
@@ -113,18 +119,31 @@ def _told(lost: list[str], ran: bool, one_more_pass: bool) -> str:
 
 def _cause_in_weights(
     start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], trouble: tuple[int, int, str]
-) -> str:
+) -> Diagnosis:
     resumed, straight = pair
     _, rank, name = trouble
-    found = {name: resumed[rank].states[0].get(name)}
-    for other, trace in enumerate(straight):
-        if other != rank and not differing([digest(found), digest({name: trace.states[0].get(name)})]):
-            own = f"it is what rank {other} held: each rank's own was not saved"
-            return own + (_ONLY_BUFFERS if _only_buffers_differ(resumed, straight) else REPLICAS)
-    fresh = world.run(fresh_start, start, plan, world_size=len(straight))
-    if not differing([digest(found), digest({name: fresh[rank].get(name)})]):
-        return f"it is what start made: load does not restore this {name.split()[0]}"
-    return f"save does not write this {name.split()[0]} as it is, or load does not"
+    kind, found = name.split()[0], {name: resumed[rank].states[0].get(name)}
+
+    def is_held_in(state: State, found: State) -> bool:
+        return not differing([digest(found), digest({name: state.get(name)})])
+
+    def is_that_of_start(found: State) -> bool:
+        return is_held_in(world.run(fresh_start, start, plan, world_size=len(straight))[rank], found)
+
+    only_buffers = _ONLY_BUFFERS if _only_buffers_differ(resumed, straight) else REPLICAS
+    return explain(
+        found,
+        (
+            Candidate(
+                f"it is what rank {other} held: each rank's own was not saved{only_buffers}",
+                holds=partial(is_held_in, trace.states[0]),
+            )
+            for other, trace in enumerate(straight)
+            if other != rank
+        ),
+        [Candidate(f"it is what start made: load does not restore this {kind}", holds=is_that_of_start)],
+        hints=[Candidate.when(f"save does not write this {kind} as it is, or load does not", True)],
+    )
 
 
 def _only_buffers_differ(resumed: Sequence[Trace], straight: Sequence[Trace]) -> bool:

@@ -23,7 +23,7 @@ from pdlcheck.checks.checkpoint.runs import (
 )
 from pdlcheck.checks.checkpoint.unsaved_state import NUMBERS, first_difference, is_no_state
 from pdlcheck.checks.conditions import meet
-from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.message import Place, case, failure, name_of, takes_world
 from pdlcheck.checks.state import differing, digest, require_bits
 from pdlcheck.errors import Inconclusive
 
@@ -220,4 +220,11 @@ def _raise(
     taken, rank, name = trouble
     when = "before a step was taken" if taken == 0 else f"after step {saved_after + taken}"
     found, expected = (traces[rank].states[taken].get(name) for traces in pair)
-    require_bits(f"{head} rank {rank} {when}", name, (found, expected), "without a stop", **more)
+    require_bits(
+        f"{head} rank {rank} {when}",
+        name,
+        (found, expected),
+        "without a stop",
+        Place(rank, step=saved_after + taken),
+        **more,
+    )

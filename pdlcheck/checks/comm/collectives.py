@@ -9,15 +9,16 @@ group. Without ``ranks``, the function is called on the default group. "Rank" in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pdlcheck.checks.comm import causes
 from pdlcheck.checks.comm.gathered import require_concatenated, require_list, require_stacked
-from pdlcheck.checks.comm.reductions import SUM, Reduction, reduction_of, reductions_for
+from pdlcheck.checks.comm.reductions import reduction_of
 from pdlcheck.checks.comm.rings import short_rings
 from pdlcheck.checks.message import failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.rank_results import Calls, bits, listed
@@ -73,13 +74,12 @@ def check_all_reduce(
     expected, rounding = reduction.of(inputs), reduction.allowed(inputs)
     what = f"the {reduction.noun} over ranks is"
     for rank, found in enumerate(calls.overwritten() if in_place else calls.returned()):
-
-        def causes(rank: int = rank, found: Tensor = found) -> Iterator[tuple[str, Tensor]]:
-            both = [short_rings(reduction, inputs, rank, found), _causes_of_a_wrong_result(reduction, inputs, rank)]
-            for some in both if reduction.scale else both[::-1]:  # a maximum shows less about which ranks contributed
-                yield from some
-
-        calls.require(rank, found, expected, what, causes, contributions=inputs, rounding=rounding)
+        usual = causes.of_reduction(reduction, inputs, rank)
+        rare = causes.of_reduction_rarely(reduction, inputs)
+        rings = short_rings(reduction, inputs, rank, found)
+        # A maximum shows less about which ranks contributed.
+        tables = [rings, usual, rare] if reduction.scale else [usual, rare, rings]
+        calls.require(rank, found, expected, what, tables, contributions=inputs, rounding=rounding)
 
 
 @takes_world
@@ -163,16 +163,16 @@ def check_reduce_scatter(
     parts = reduction.of(inputs).tensor_split(len(inputs))
     for rank, found in enumerate(calls.returned()):
         own = [x.tensor_split(len(inputs))[rank] for x in inputs]
-
-        def causes(rank: int = rank, own: list[Tensor] = own) -> Iterator[tuple[str, Tensor]]:
-            for other, part in enumerate(parts):
-                if other != rank:
-                    yield f"it is part {other} of the {reduction.noun}: the wrong part", part
-            yield from _causes_of_a_wrong_result(reduction, own, rank)
-
+        others = (
+            (f"it is part {other} of the {reduction.noun}: the wrong part", part)
+            for other, part in enumerate(parts)
+            if other != rank
+        )
+        usual = chain(others, causes.of_reduction(reduction, own, rank))
+        tables = [usual, causes.of_reduction_rarely(reduction, own)]
         what = f"part {rank} of the {reduction.noun} holds"
         rounding = reduction.allowed(own)
-        calls.require(rank, found, parts[rank], what, causes, contributions=own, rounding=rounding)
+        calls.require(rank, found, parts[rank], what, tables, contributions=own, rounding=rounding)
 
 
 @takes_world
@@ -229,15 +229,7 @@ def check_broadcast(
     if not 0 <= src < len(inputs):
         raise ValueError(f"src is a place in inputs, 0 to {len(inputs) - 1}, got {src}")
     for rank, found in enumerate(calls.overwritten(src=src if ranks is None else ranks[src])):
-
-        def causes(rank: int = rank) -> Iterator[tuple[str, Tensor]]:
-            yield "it is this rank's own input: nothing arrived", inputs[rank]
-            for other, given in enumerate(inputs):
-                if other != src:
-                    yield f"it is the input of rank {other}: the wrong rank sent", given
-            yield "it is the sum over ranks", SUM.of(inputs)
-
-        calls.require(rank, found, inputs[src], f"rank {src} sent", causes)
+        calls.require(rank, found, inputs[src], f"rank {src} sent", [causes.of_broadcast(inputs, rank, src)])
 
 
 @takes_world
@@ -263,48 +255,5 @@ def check_ring_pass(
     calls = Calls(ring_pass, inputs, world, ranks)
     for rank, found in enumerate(calls.overwritten()):
         added = rank + 1 if rank else len(inputs)
-
-        def causes(rank: int = rank, added: int = added) -> Iterator[tuple[str, Tensor]]:
-            yield "it is this rank's own input: nothing arrived, nothing was added", inputs[rank]
-            yield "it is this rank's own input plus 1: nothing arrived", inputs[rank] + 1
-            for count in range(2 * len(inputs) + 1):
-                yield f"1 was added {count} times instead of {added}", inputs[0] + count
-
-        calls.require(rank, found, inputs[0] + added, f"rank 0's input plus {added} is", causes)
-
-
-def _causes_of_a_wrong_result(
-    reduction: Reduction, inputs: Sequence[Tensor], rank: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the usual faults of reductions, each with the tensor that ``rank`` would hold; the likelier ones first."""
-    world_size, noun = len(inputs), reduction.noun
-    yield "it is this rank's own input: it was never reduced", inputs[rank]
-    yield from _wrong_factors(reduction, inputs, rank)
-    for other, given in enumerate(inputs):
-        if world_size > 1:
-            others = [*inputs[:other], *inputs[other + 1 :]]
-            yield f"the input of rank {other} is missing", reduction.of(others, world_size)
-        yield f"the input of rank {other} is counted twice", reduction.of([*inputs, given], world_size)
-    for other, given in enumerate(inputs):
-        yield f"it is the input of rank {other}: copied, not {'added' if reduction is SUM else 'reduced'}", given
-    for another in reductions_for(inputs[0].dtype):
-        if another is not reduction:
-            yield f"it is the {another.noun} over ranks", another.of(inputs)
-    yield "it is zero", torch.zeros_like(inputs[rank])
-    for length in range(2, world_size):
-        for start in range(world_size):
-            arc = [(start + step) % world_size for step in range(length)]
-            yield f"it is the {noun} over ranks {arc} only", reduction.of([inputs[place] for place in arc])
-
-
-def _wrong_factors(reduction: Reduction, inputs: Sequence[Tensor], rank: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the faults of sums and means that scale the result by a wrong factor."""
-    world_size, own, total = len(inputs), inputs[rank], SUM.of(inputs)
-    if reduction.name == "SUM":
-        yield "it is the sum divided by world_size: a mean", total / world_size
-        yield "it is world_size times the sum: it was reduced twice", total * world_size
-        yield "it is world_size times this rank's own input", own * world_size
-    elif reduction.name == "AVG":
-        yield "it is the sum: it was not divided by world_size", total
-        yield "it was divided by world_size twice", total / world_size / world_size
-        yield "it is this rank's own input divided by world_size: nothing was added", own / world_size
+        tables = [causes.of_ring_pass(inputs, rank, added)]
+        calls.require(rank, found, inputs[0] + added, f"rank 0's input plus {added} is", tables)

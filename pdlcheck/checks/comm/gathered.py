@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.message import failure, name_of
-from pdlcheck.checks.rank_results import Calls
+from pdlcheck.checks.rank_results import Calls, Table
 
 __all__ = ["require_concatenated", "require_list", "require_stacked"]
 
@@ -27,14 +27,14 @@ def require_stacked(calls: Calls, rank: int, found: Tensor) -> None:
         )
     expected = torch.stack(list(inputs))
 
-    def causes() -> Iterator[tuple[str, Tensor]]:
+    def causes() -> Table:
         yield "these rows hold this rank's own input", inputs[rank].expand_as(expected)
         for shift in range(1, len(inputs)):
             yield f"the rows are shifted by {shift}", expected.roll(shift, 0)
         yield "these rows are zero: nothing arrived", torch.zeros_like(expected)
 
     forms = [(f"concatenated along dimension {dim}, which dim={dim} accepts", shape) for dim, shape in _joined(inputs)]
-    calls.require(rank, found, expected, "the first index is a rank, and that rank gave", causes, forms=forms)
+    calls.require(rank, found, expected, "the first index is a rank, and that rank gave", [causes()], forms=forms)
 
 
 def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
@@ -51,16 +51,14 @@ def require_list(calls: Calls, rank: int, found: Sequence[Tensor]) -> None:
             case=calls.facts,
         )
     for other, (part, given) in enumerate(zip(found, inputs, strict=True)):
-
-        def causes(given: Tensor = given) -> Iterator[tuple[str, Tensor]]:
-            yield "it is this rank's own input", inputs[rank]
-            for place, another in enumerate(inputs):
-                yield f"it is the input of rank {place}", another
-            yield "it is zero: nothing arrived", torch.zeros_like(given)
-
+        causes = [
+            ("it is this rank's own input", inputs[rank]),
+            *((f"it is the input of rank {place}", one) for place, one in enumerate(inputs) if place != rank),
+            ("it is zero: nothing arrived", torch.zeros_like(given)),
+        ]
         forms = [("it is as large as this rank's own input", inputs[rank].shape), (_PADDED, _padded_shape(inputs))]
         of = f" of the tensor of rank {other}"
-        calls.require(rank, part, given, f"rank {other} gave", causes, of=of, forms=forms)
+        calls.require(rank, part, given, f"rank {other} gave", [causes], of=of, forms=forms)
 
 
 def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> None:
@@ -73,7 +71,7 @@ def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> No
         raise ValueError(f"the check of {name_of(calls.subject)} cannot concatenate its inputs: {error}") from None
     count = len(inputs)
 
-    def causes() -> Iterator[tuple[str, Tensor]]:
+    def causes() -> Table:
         yield "it is this rank's own input, over and over", torch.cat([inputs[rank]] * count, dim)
         for shift in range(1, count):
             order = [(place - shift) % count for place in range(count)]
@@ -84,7 +82,7 @@ def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> No
     padded[dim] *= count
     stacked = torch.Size([count, *inputs[0].shape])
     forms = [("it is stacked along a new first dimension", stacked), (_PADDED, torch.Size(padded))]
-    calls.require(rank, found, expected, f"concatenated along dimension {dim} the inputs hold", causes, forms=forms)
+    calls.require(rank, found, expected, f"concatenated along dimension {dim} the inputs hold", [causes()], forms=forms)
 
 
 def _joined(inputs: Sequence[Tensor]) -> Iterator[tuple[int, torch.Size]]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pdlcheck.checks.comm.reductions import Reduction
+from pdlcheck.checks.rank_results import Table
 
 __all__ = ["short_rings"]
 
 
-def short_rings(
-    reduction: Reduction, inputs: Sequence[Tensor], rank: int, found: Tensor
-) -> Iterator[tuple[str, Tensor]]:
+def short_rings(reduction: Reduction, inputs: Sequence[Tensor], rank: int, found: Tensor) -> Table:
     """Yield a text and ``found`` for each ring that is one step short and explains all of ``found`` on ``rank``.
 
     The rings of both directions are tried, with any first part. Rings with empty parts are left out, because they

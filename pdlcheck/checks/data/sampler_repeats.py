@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pdlcheck.checks.checkpoint.unsaved_state import seed_streams
 from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES, require_other_orders, require_shards, some
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.message import case, failure, name_of
 from pdlcheck.errors import Inconclusive
 
@@ -211,13 +212,18 @@ def _come_so_often(counts: Counter[int], times: int, world_size: int) -> bool:
     return more.total() - times * len(more) < world_size and len(fewer) <= 2 * world_size
 
 
-def _why(ranks: Sequence[list[int]], counts: Counter[int], times: int) -> str:
-    found, texts = set(counts.values()), []
-    if len(found) == 1:
-        texts.append(f"all come {found.pop()} times: repeats={times} is not what the sampler is told")
-    if len(ranks) > 1 and all(indices == ranks[0] for indices in ranks):
-        texts.append("all ranks have the same share: the rank does not reach what cuts the order")
-    return "; or ".join(texts) or _OTHER_ORDERS
+def _why(ranks: Sequence[list[int]], counts: Counter[int], times: int) -> Diagnosis:
+    found = sorted(set(counts.values()))
+    repeated = f"all come {found[0]} times: repeats={times} is not what the sampler is told"
+    same = "all ranks have the same share: the rank does not reach what cuts the order"
+    return explain(
+        ranks,
+        [
+            Candidate.when(repeated, len(found) == 1),
+            Candidate.when(same, len(ranks) > 1 and all(indices == ranks[0] for indices in ranks)),
+        ],
+        hints=[Candidate.when(_OTHER_ORDERS, True)],
+    )
 
 
 def _require_others(subject: str, orders: Sequence[dict[int, list[int]]], facts: str) -> None:

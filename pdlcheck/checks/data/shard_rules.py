@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.message import failure
 
 __all__ = ["ENOUGH_SAMPLES", "require_other_orders", "require_shards", "some"]
@@ -115,7 +116,7 @@ def _why_again(period: int) -> str:
     )
 
 
-def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str, *, dealt: bool) -> str:
+def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, told: str, *, dealt: bool) -> Diagnosis:
     """Return the likely cause of repeated samples: shared by ranks, drawn again by one rank, or padding.
 
     ``told`` is the text for sets of ranks with the same samples. ``dealt`` is True if the user has passed how many
@@ -123,35 +124,36 @@ def _why_repeated(by_rank: dict[int, list[int]], num_samples: int, least: int, t
     """
     ranks = list(by_rank.values())
     sets = [set(indices) for indices in ranks]
-    covered = set().union(*sets)
-    if len(ranks) > 1 and all(sorted(indices) == list(range(num_samples)) for indices in ranks):
-        return "every rank has the whole data set: the sampler is missing"
-    if len(ranks) > 1 and all(sorted(indices) == sorted(ranks[0]) for indices in ranks):
-        return "all ranks have the same shard: the rank does not reach what cuts the order"
+    covered, count = set().union(*sets), sum(map(len, sets))
+    several, complete = len(ranks) > 1, len(covered) == num_samples
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank, indices in by_rank.items():
         alike.setdefault(tuple(indices), []).append(rank)
     together = [tuple(own) for own in alike.values()]
-    if len(together) > 1 and all(len(own) > 1 for own in together):
-        return f"the ranks of each of {together} have the same samples in one order{told.format(together)}"
-    if len(covered) == num_samples and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))}:
-        return "the shards are padded to one length with samples that come again"
-    if sum(map(len, sets)) == len(covered) == num_samples and (times := _times_each(ranks)) > 1:
-        return (
-            f"each rank has each of its samples {times} times: the workers of its loader, if there are {times}, do not "
-            "share them out, as by get_worker_info()"
-        )
-    if not dealt and len(covered) == num_samples and (batch := _whole_batches(ranks, num_samples)):
-        more = sum(map(len, ranks)) - num_samples
-        return (
-            f"all samples come, {more} of them again, as where the last batch of each rank is filled up: if ranks have "
-            f"whole batches, as accelerate's loaders deal them, pass dealt_in=, the samples in one, such as {batch}; "
-            "if not, they cut the order in overlapping parts"
-        )
-    if sum(map(len, sets)) - len(covered) <= least:
-        again = [rank for rank, indices in by_rank.items() if len(set(indices)) < len(indices)]
-        return f"ranks {again} draw samples of their own again"
-    return "ranks draw different orders, or cut the order in overlapping parts"
+    times, batch = _times_each(ranks), None if dealt else _whole_batches(ranks, num_samples)
+    more = sum(map(len, ranks)) - num_samples
+    again = [rank for rank, indices in by_rank.items() if len(set(indices)) < len(indices)]
+    table = {
+        "every rank has the whole data set: the sampler is missing": several
+        and all(sorted(indices) == list(range(num_samples)) for indices in ranks),
+        "all ranks have the same shard: the rank does not reach what cuts the order": several
+        and all(sorted(indices) == sorted(ranks[0]) for indices in ranks),
+        f"the ranks of each of {together} have the same samples in one order{told.format(together)}": len(together) > 1
+        and all(len(own) > 1 for own in together),
+        "the shards are padded to one length with samples that come again": complete
+        and {len(indices) for indices in ranks} == {-(-num_samples // len(ranks))},
+        f"each rank has each of its samples {times} times: the workers of its loader, if there are {times}, do not "
+        "share them out, as by get_worker_info()": count == len(covered) == num_samples and times > 1,
+        f"all samples come, {more} of them again, as where the last batch of each rank is filled up: if ranks have "
+        "whole batches, as accelerate's loaders deal them, pass dealt_in=, the samples in one, such as "
+        f"{batch}; if not, they cut the order in overlapping parts": complete and batch is not None,
+        f"ranks {again} draw samples of their own again": count - len(covered) <= least,
+    }
+    return explain(
+        by_rank,
+        *([Candidate.when(text, true)] for text, true in table.items()),
+        hints=[Candidate.when("ranks draw different orders, or cut the order in overlapping parts", True)],
+    )
 
 
 def _times_each(ranks: Sequence[list[int]]) -> int:
@@ -170,18 +172,20 @@ def _whole_batches(ranks: Sequence[list[int]], num_samples: int) -> int | None:
     return next((one // len(ranks) for one in a_round if num_samples + -num_samples % one == size * len(ranks)), None)
 
 
-def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> str | None:
+def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths: list[int]) -> Diagnosis:
     """Return the likely cause of missing samples, from their positions in the order that a single rank draws."""
-    if order and set(missing) <= set(range(num_samples)) - set(order):
-        return "they are not in the order that is cut: one rank alone leaves them out too"
+    count, last = len(missing), num_samples - len(missing)
     places = [place for place, sample in enumerate(order) if sample in missing]
-    if places == list(range(len(missing))):
-        return "the first samples of the order are left out"
-    if places == list(range(num_samples - len(missing), num_samples)) or missing[0] == num_samples - len(missing):
-        if len(missing) < len(lengths) and len(set(lengths)) == 1:
-            return "the tail is dropped: pass tail='drop' if that is meant"
-        return "the tail is dropped"
-    return None
+    tail = places == list(range(last, num_samples)) or missing[0] == last
+    even = count < len(lengths) and len(set(lengths)) == 1
+    table = {
+        "they are not in the order that is cut: one rank alone leaves them out too": bool(order)
+        and set(missing) <= set(range(num_samples)) - set(order),
+        "the first samples of the order are left out": places == list(range(count)),
+        "the tail is dropped: pass tail='drop' if that is meant": tail and even,
+        "the tail is dropped": tail and not even,
+    }
+    return explain(missing, *([Candidate.when(text, true)] for text, true in table.items()))
 
 
 def some(indices: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks.data_parallel.comm_hook_results import Given, Results
-from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
+from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of, whole
 from pdlcheck.errors import Inconclusive, PdlcheckError
 
@@ -255,6 +255,7 @@ def _same_everywhere(who: str, everyone: list[list[State]], given: Given, facts:
                     name,
                     (state[name], states[0][name]),
                     "rank 0 holds",
+                    Place(rank, step=step + 1),
                     likely_cause="it is this rank's own gradient: never reduced" if local else cause,
                     case=facts,
                 )

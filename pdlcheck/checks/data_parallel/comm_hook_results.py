@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pdlcheck.checks.message import failure, first_index, show
+from pdlcheck.checks.diagnosis import Diagnosis, explain, predictions
+from pdlcheck.checks.message import Place, failure, first_index, show
 from pdlcheck.checks.state import State
+from pdlcheck.checks.tolerances import Tolerance
 
 __all__ = ["Given", "Results"]
 
@@ -90,40 +92,35 @@ class Results:
                     raise failure(
                         f"{self.who}: after step {step + 1} every rank holds {show(held[at])} at {at} of {name}, "
                         f"the mean over ranks is {show(mean[at])}",
+                        Place(None, name, at, held[at], mean[at], step + 1),
                         contributions=", ".join(
                             f"rank {r}: {'None' if g is None else show(g[at])}"
                             for r, g in enumerate(rank[step][place] for rank in self.given)
                         ),
                         allowed_error=f"{allowed:.3g}, {relative:.3g} of the largest gradient element",
-                        likely_cause=self._cause(held, mean, step, place, allowed),
+                        likely_cause=self._diagnose(held, mean, step, place, allowed),
                         case=self.facts,
                     )
 
-    def _cause(self, held: Tensor, mean: Tensor, step: int, place: int, allowed: float) -> str | None:
-        off = float((held - mean).norm())
+    def _diagnose(self, held: Tensor, mean: Tensor, step: int, place: int, allowed: float) -> Diagnosis:
+        """Return the causes that explain the result far better than the mean does.
 
-        def near(candidate: Tensor) -> bool:
-            """Return whether a candidate explains the result far better than the mean does.
+        The tolerance alone is not enough: if it is large, many candidates are within it.
+        """
+        causes = predictions(self._wrong_results(mean, step, place))
+        return explain(held, causes, tolerance=Tolerance(absolute=allowed * len(self.given)), expected=mean)
 
-            The tolerance alone is not enough: if it is large, many candidates are within it.
-            """
-            apart = held - candidate
-            return bool((apart.abs() <= allowed * len(self.given)).all()) and 4 * float(apart.norm()) <= off
-
+    def _wrong_results(self, mean: Tensor, step: int, place: int) -> Iterator[tuple[str, Tensor]]:
         n = len(self.given)
-        if near(mean * n):
-            return f"it is world_size = {n} times too large: summed, not averaged"
-        if near(mean / n):
-            return f"it is world_size = {n} times too small: divided twice"
-        if near(torch.zeros_like(mean)):
-            return "it is zero: the gradient was lost"
+        yield f"it is world_size = {n} times too large: summed, not averaged", mean * n
+        yield f"it is world_size = {n} times too small: divided twice", mean / n
+        yield "it is zero: the gradient was lost", torch.zeros_like(mean)
         for rank, own in enumerate(self.given):
             grad = own[step][place]
-            if grad is not None and near(grad.double()):
-                return f"it is the gradient of rank {rank}: never reduced"
-        if step and (before := self.mean(step - 1, place)) is not None and near(before):
-            return "it is the mean of the step before: a buffer was sent before it was filled"
-        return None
+            if grad is not None:
+                yield f"it is the gradient of rank {rank}: never reduced", grad.double()
+        if step and (before := self.mean(step - 1, place)) is not None:
+            yield "it is the mean of the step before: a buffer was sent before it was filled", before
 
     def first(self, steps: int) -> Results:
         """Return the results of the first ``steps`` steps."""

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain, predictions
+from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import made_by
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_replicated_module"]
@@ -138,7 +140,7 @@ class Pair:
                 raise failure(
                     f"{self.who}: the output{path} has shape {tuple(one.shape)} and {one.dtype}, the plain module's "
                     f"{tuple(other.shape)} and {other.dtype}",
-                    likely_cause=_shape_cause(one, other),
+                    likely_cause=_why_of_another_shape(one, other),
                     case=self.case,
                 )
             wrong = _wrong(one, other)
@@ -148,7 +150,7 @@ class Pair:
                     f"{self.who}: the output{path} holds {show(one[at])} at {at}, "
                     f"the plain module's holds {show(other[at])}",
                     wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
-                    likely_cause=_order_cause(one, other),
+                    likely_cause=_why_other_values(one, other),
                     case=self.case,
                 )
 
@@ -212,26 +214,35 @@ class Pair:
         at = first_index(wrong)
         raise failure(
             f"{self.who}: the gradient of {name!r} holds {show(one[at])} at {at}, the plain module's {show(other[at])}",
+            Place(None, f"gradient of {name!r}", at, one[at], other[at]),
             wrong_elements=f"{int(wrong.sum())} of {one.numel()}",
-            likely_cause=self._cause(one, name, other, inputs, loss),
+            likely_cause=self._diagnose(one, name, other, inputs, loss),
             case=self.case,
         )
 
-    def _cause(self, found: Tensor, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss) -> str | None:
-        def near(candidate: Tensor) -> bool:
-            return not _wrong(found, candidate).any()
+    def _diagnose(self, found: Tensor, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss) -> Diagnosis:
+        finite = expected[expected.isfinite()].abs()
+        slack = max(RELATIVE, ROUNDINGS * torch.finfo(expected.dtype).eps) * float(
+            finite.max() if finite.numel() else 0
+        )
+        return explain(
+            found,
+            predictions(self._wrong_gradients(name, expected, inputs, loss)),
+            tolerance=Tolerance(absolute=self.workers * slack + ABSOLUTE),
+            expected=expected,
+        )
 
+    def _wrong_gradients(
+        self, name: str, expected: Tensor, inputs: tuple[Any, ...], loss: Loss
+    ) -> Iterator[tuple[str, Tensor]]:
         n = self.workers
-        if near(expected * n):
-            return f"it is {n} times too large: summed where the loss is one mean over all samples"
-        if near(expected / n):
-            return f"it is {n} times too small: averaged over the workers, whose parts belong to one sum"
+        yield f"it is {n} times too large: summed where the loss is one mean over all samples", expected * n
+        yield f"it is {n} times too small: averaged over the workers, whose parts belong to one sum", expected / n
         for worker, own in enumerate(self._parts(name, inputs, loss)):
-            if near(own):
-                return f"it is what the samples of worker {worker} give: the gradients of other workers were lost"
-            if near(expected - own):
-                return f"what the samples of worker {worker} give is missing"
-        return None
+            text = f"it is what the samples of worker {worker} give: the gradients of other workers were lost"
+            yield text, own
+            if n > 2:  # with two, what one gives is missing where the other's is lost
+                yield f"what the samples of worker {worker} give is missing", expected - own
 
     def _parts(self, name: str, inputs: tuple[Any, ...], loss: Loss) -> Iterator[Tensor]:
         """Yield the part of the plain module's gradient that comes from each worker's samples."""
@@ -320,21 +331,27 @@ def _unequal(found: Tensor, expected: Tensor) -> Tensor:
     return (found != expected) & ~(found.isnan() & expected.isnan())
 
 
-def _shape_cause(found: Tensor, expected: Tensor) -> str | None:
-    if not (found.dim() and expected.dim()) or found.shape[1:] != expected.shape[1:]:
-        return None
-    if len(found) < len(expected):
-        return f"{len(expected) - len(found)} of {len(expected)} samples were dropped when the batch was cut"
-    return f"{len(found) - len(expected)} samples too many: some went to several workers"
+def _why_of_another_shape(found: Tensor, expected: Tensor) -> Diagnosis:
+    have_rows = bool(found.dim() and expected.dim())
+    rows = (len(found), len(expected)) if have_rows else (0, 0)
+    other_rows = have_rows and found.shape[1:] == expected.shape[1:]
+    dropped = f"{rows[1] - rows[0]} of {rows[1]} samples were dropped when the batch was cut"
+    again = f"{rows[0] - rows[1]} samples too many: some went to several workers"
+    return explain(
+        found,
+        [
+            Candidate.when(dropped, other_rows and rows[0] < rows[1]),
+            Candidate.when(again, other_rows and rows[0] >= rows[1]),
+        ],
+    )
 
 
-def _order_cause(found: Tensor, expected: Tensor) -> str | None:
+def _why_other_values(found: Tensor, expected: Tensor) -> Diagnosis:
     def rows(tensor: Tensor) -> list[Any]:
         return sorted(map(repr, tensor.reshape(len(tensor), -1).tolist()))
 
-    if found.dim() and rows(found) == rows(expected):
-        return "the samples are in another order: outputs were put together as workers ended, not as they are numbered"
-    return None
+    order = "the samples are in another order: outputs were put together as workers ended, not as they are numbered"
+    return explain(found, [Candidate(order, holds=lambda held: bool(held.dim()) and rows(held) == rows(expected))])
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -27,7 +27,7 @@ from pdlcheck.checks.data_parallel.scenarios import (
     without_sync,
 )
 from pdlcheck.checks.gradients.single_process import require_gradients
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas.in_sync import Look, require_in_sync
 from pdlcheck.checks.state import device_of, scramble, whole
 from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE, require_dtype
@@ -212,6 +212,7 @@ def _require_same_buffers(wrap: Wrap, finish: Finish, world: Any, world_size: in
                 raise failure(
                     f"{name_of(wrap)}, buffers: in forward pass {forward} rank {rank} sees {show(found[at])} in "
                     f"buffer {name[at]!r}, rank 0 sees {show(expected[at])}",
+                    Place(rank, f"buffer {name[at]!r}", (), found[at], expected[at]),
                     likely_cause="buffers are not made alike before every forward pass"
                     if forward
                     else "buffers are not made alike at construction",
@@ -255,6 +256,7 @@ def _require_local_without_sync(wrap: Wrap, world: Any, shards: Sequence[Shard],
                 raise failure(
                     f"{name_of(wrap)}, inside of no_sync(): rank {rank} holds {show(found[at])} at {at} of the "
                     f"gradient of {name!r}, its own samples give {show(expected[at])}",
+                    Place(rank, f"gradient of {name!r}", at, found[at], expected[at]),
                     likely_cause="gradients are synchronised, or scaled, inside of no_sync()",
                     case=facts,
                 )

@@ -7,7 +7,7 @@ implementation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdlcheck.checks.message import case, failure, likely_cause, name_of, show, takes_world
+from pdlcheck.checks.diagnosis import Candidate, explain, predictions
+from pdlcheck.checks.message import Place, case, failure, name_of, show, takes_world
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_derivative"]
 
 KINDS = ("own", "replicated")
+CUT = (
+    "no gradient arrived: a collective of torch.distributed cuts the graph; put it into a torch.autograd.Function "
+    "whose backward pass communicates"
+)
 _STEP = 1e-4  # of inputs around 1: the quotient of fourth order is then exact to about 1e-11
 _TINY = 1e-5  # the part of a step that only a loss in float64 follows
 _TOLERANCE = 1e-7  # of the largest derivative: a quotient is less exact than a gradient
@@ -175,69 +181,70 @@ def _require_gradients(
             raise failure(
                 f"{who}: the gradient of input {place} on rank {rank} is {show(value[at])} at {index}, "
                 f"the difference quotient of the loss is {float(expected[at]):.9g}",
+                Place(rank, f"gradient of input {place}", index, value[at], expected[at]),
                 wrong_elements=f"{int(wrong.sum())} of {len(value)} that were looked at",
-                likely_cause=_cause(
-                    value, wrong, expected, derivatives[rank][number], own, rank, slack, missing=held is None
+                likely_cause=CUT
+                if held is None
+                else explain(
+                    value,
+                    *_candidates(expected, derivatives[rank][number], own, rank, replicated=replicated),
+                    tolerance=Tolerance(absolute=slack),
+                    expected=expected,
+                    wrong=wrong,
                 ),
                 case=facts,
             )
 
 
-def _cause(
-    value: Tensor,
-    wrong: Tensor,
-    expected: Tensor,
-    parts: Sequence[Tensor],
-    own: Sequence[Tensor],
-    rank: int,
-    slack: Tensor,
-    *,
-    missing: bool,
-) -> str | None:
-    """Return the text of the first cause that predicts every wrong element.
+def _candidates(
+    expected: Tensor, parts: list[Tensor], own: list[Tensor], rank: int, *, replicated: bool
+) -> list[Iterator[Candidate[Tensor]]]:
+    """Return the tables of causes, the usual ones first.
 
     Args:
-        value: the gradient of a rank's input.
-        wrong: the mask of its wrong elements.
-        expected: the derivative.
-        parts: what the output of each rank contributes to the derivative by this rank's input.
+        expected: the derivative by an input of a rank.
+        parts: what the output of each rank contributes to it.
         own: the derivative by the input of each rank.
         rank: the rank.
-        slack: the tolerance of each element.
-        missing: no gradient arrived.
+        replicated: whether the ranks hold copies of one input.
     """
-    if missing:
-        return (
-            "no gradient arrived: a collective of torch.distributed cuts the graph; put it into a "
-            "torch.autograd.Function whose backward pass communicates"
-        )
     world_size = len(own)
-    sum_of_all = torch.stack([*own]).sum(0) if len({each.shape for each in own}) == 1 else torch.empty(0)
-    others = torch.stack(list(parts)).sum(0) - parts[rank]
-    causes = [
+    of_own_outputs = (
+        "it has only the part of this rank's own outputs: backward lacks the communication that brings the output "
+        "gradients of the other ranks",
+        parts[rank],
+    )
+    of_own_copy = (
+        "it has only the part of this rank's copy: backward lacks the all_reduce over the ranks that hold the "
+        "replicated input",
+        own[rank],
+    )
+    usual = [
         ("backward returns zeros", torch.zeros_like(expected)),
-        (
-            "it has only the part of this rank's own outputs: backward lacks the communication that brings the output "
-            "gradients of the other ranks",
-            parts[rank],
-        ),
-        ("it has only the part of the other ranks' outputs: backward leaves out this rank's own", others),
-        (
-            "it has only the part of this rank's copy: backward lacks the all_reduce over the ranks that hold the "
-            "replicated input",
-            own[rank],
-        ),
+        of_own_copy if replicated else of_own_outputs,
         (
             f"it is world_size = {world_size} times too large: equal gradients are added over the ranks",
             world_size * expected,
         ),
-        ("it is the sum of the gradients of all ranks, although the input is this rank's own", sum_of_all),
         (f"it is divided by world_size = {world_size}: averaged in place of summed", expected / world_size),
         ("it has the wrong sign", -expected),
-        ("it is the mean of the gradients of all ranks", sum_of_all / world_size),
-        *((f"it is the gradient of rank {other}", own[other]) for other in range(world_size) if other != rank),
     ]
-    return likely_cause(value, wrong, causes, slack)
+    rare = [
+        of_own_outputs,
+        (
+            "it has only the part of the other ranks' outputs: backward leaves out this rank's own",
+            torch.stack(parts).sum(0) - parts[rank],
+        ),
+    ]
+    rarest = []
+    if len({each.shape for each in own}) == 1:
+        total = torch.stack(own).sum(0)
+        rarest = [
+            ("it is the sum of the gradients of all ranks, although the input is this rank's own", total),
+            ("it is the mean of the gradients of all ranks", total / world_size),
+            *((f"it is the gradient of rank {other}", own[other]) for other in range(world_size) if other != rank),
+        ]
+    return [predictions(usual), predictions(rare), predictions(rarest)]
 
 
 def _passes(

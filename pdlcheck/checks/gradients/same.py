@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.message import case, name_of, takes_world
+from pdlcheck.checks.message import Place, case, name_of, takes_world
 from pdlcheck.checks.pipeline.steps import Batch, Named, Start, gradients_of
 from pdlcheck.checks.state import made_by, require_bits, whole
 from pdlcheck.errors import Inconclusive
@@ -66,6 +66,7 @@ def check_same_gradients(
                 name,
                 (found.get(name), goal),
                 f"{name_of(other)} holds",
+                Place(rank),
                 likely_cause="random numbers of the forward pass were not restored, or not put back"
                 if "buffer" not in name
                 else "the second forward pass changed buffers again",

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.checks.gradients.causes import Causes
 from pdlcheck.checks.gradients.no_gradients import naming_parameters_without_gradient
 from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, gradients, or_zero
 from pdlcheck.checks.message import (
+    Place,
     best_fit,
     case,
     failure,
@@ -139,7 +141,7 @@ def require_gradients(
         _require_equal(f"{who}:", reference, [calls[0] for calls in everyone], facts)
         if all(len(calls) > 1 for calls in everyone):
             second = f"{who}: in its second call, after {AGAIN:g} times the loss,"
-            _require_equal(second, reference.times(AGAIN), [calls[1] for calls in everyone], facts)
+            _require_equal(second, reference.times(AGAIN), [calls[1] for calls in everyone], facts, step=2)
     except AssertionError:
         once_more = gradients(model, loss, union)
         if all(reference.accepts(name, once_more[name]) for name in once_more):
@@ -150,8 +152,11 @@ def require_gradients(
         ) from None
 
 
-def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients], facts: str) -> None:
-    """Check that every rank holds the gradients of the reference; ``who`` begins the message."""
+def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients], facts: str, *, step: int = 1) -> None:
+    """Check that every rank holds the gradients of the reference; ``who`` begins the message.
+
+    ``step`` is the number of the call.
+    """
     __tracebackhide__ = True
     for rank, found in enumerate(everyone):
         if missing := [name for name in reference.union if name not in found]:
@@ -176,21 +181,13 @@ def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients]
     raise failure(
         f"{who} rank {rank} holds {value} at {at} of the gradient of {name!r}, "
         f"one process on all samples holds {show(expected[at])}",
+        Place(rank, f"gradient of {name!r}", at, "None" if found[name] is None else held[at], expected[at], step),
         own_shards=", ".join(_own(shard[name], at, r) for r, shard in enumerate(reference.shards)),
         wrong_gradients=wrong_on_ranks(wrong, [len(reference.union)] * len(wrong)),
         best_fit=best_fit([or_zero(found[n], reference.of(n)) for n in names], [reference.of(n) for n in names]),
-        likely_cause=reference.cause(everyone, names, rank) or _on_some_alone(wrong),
+        likely_cause=Causes(reference).diagnose(everyone, wrong, rank),
         case=facts,
     )
-
-
-def _on_some_alone(wrong: Sequence[Sequence[str]]) -> str | None:
-    """Return a likely cause if some ranks hold the right gradients; None if no rank does."""
-    right = [str(rank) for rank, names in enumerate(wrong) if not names]
-    if not right:
-        return None
-    whose = f"rank{'s' if len(right) > 1 else ''} {', '.join(right)} alone"
-    return f"they are right on {whose}: what is reduced does not reach all, as reduce() leaves it on dst"
 
 
 def _synchronised(

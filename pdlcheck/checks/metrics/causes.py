@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.metrics.values import LEAVE_OUT, Alone, Values, is_number, near
 
 __all__ = ["in_other_places", "rare_causes", "sample_count_cause"]
@@ -34,22 +35,23 @@ def rare_causes(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
     yield _any_one(alone, world_size, of)  # last, because it needs the most evaluations
 
 
-def sample_count_cause(alone: Alone, world_size: int, found: Values) -> str | None:
-    """Return why a rank reports more or fewer numbers than one process; None if the reason is unknown."""
+def sample_count_cause(alone: Alone, world_size: int, found: Values) -> Diagnosis:
+    """Return why a rank reports more or fewer numbers than one process."""
     count, expected = len(alone), len(alone.of_all)
-    if expected % count or len(found) % (expected // count):
-        each = len(found) == world_size * expected
-        return "there is a value of each rank: they are gathered, not reduced" if each else None
-    samples = len(found) // (expected // count)
-    if samples == world_size * count:
-        why = "each rank has all: the sampler is missing"
-    elif samples > count:
-        why = f"as where shares or batches are filled up: {LEAVE_OUT}"
-    elif samples <= -(-count // world_size):
-        why = "those of a rank: they are not gathered"
-    else:
-        why = "what does not fill all ranks, or a batch, is dropped"
-    return f"there are {samples} samples of {count}: {why}"
+    each = 0 if expected % count else expected // count  # how many numbers there are for a sample
+    samples = len(found) // each if each and not len(found) % each else 0
+
+    if not samples:
+        gathered = "there is a value of each rank: they are gathered, not reduced"
+        return explain(found, [Candidate.when(gathered, len(found) == world_size * expected)])
+    head, whole, share = f"there are {samples} samples of {count}", world_size * count, -(-count // world_size)
+    table = {
+        "each rank has all: the sampler is missing": samples == whole,
+        f"as where shares or batches are filled up: {LEAVE_OUT}": count < samples != whole,
+        "those of a rank: they are not gathered": samples <= share,
+        "what does not fill all ranks, or a batch, is dropped": share < samples < count,
+    }
+    return explain(found, [Candidate.when(f"{head}: {why}", true) for why, true in table.items()])
 
 
 def in_other_places(found: Sequence[Any], expected: Sequence[Any]) -> bool:

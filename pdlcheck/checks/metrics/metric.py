@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from pdlcheck.checks.message import case, failure, name_of, require_list, show, takes_world
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.message import Place, case, failure, name_of, require_list, show, takes_world
 from pdlcheck.checks.metrics.causes import in_other_places, rare_causes, sample_count_cause
 from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
 from pdlcheck.errors import Inconclusive
@@ -21,7 +23,6 @@ _OTHER_PLACES = (
     "these are the right numbers in other places: what ranks have is put end to end, where samples are dealt to them "
     "in turn, or the other way round"
 )
-_MANY = 4  # if so many mistakes give the same number, such as 0 or 1, none of them is likely
 
 
 @takes_world
@@ -161,41 +162,59 @@ def _compare(alone: Alone, world_size: int) -> None:
             raise failure(
                 f"{who}: rank {rank} reports {_shown(held)}{place}, "
                 f"one process on all {len(alone)} samples reports {_shown(value)}",
+                Place(rank, place.strip() or None, None, held, value),
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
-                likely_cause=_why(alone, world_size, place, found)
-                or (_UNLIKE if _differ([values.get(place) for _, values in told]) else None),
+                likely_cause=_why(alone, world_size, place, found, [values for _, values in told]),
                 case=facts,
             )
 
 
-def _why(alone: Alone, world_size: int, place: str, found: Values) -> str | None:
-    """Return the likely causes of a wrong number; None if there are none, or too many.
+def _why(alone: Alone, world_size: int, place: str, found: Values, ranks: Sequence[Values]) -> Diagnosis:
+    """Return the mistakes that explain all wrong numbers of a rank.
 
-    Usual mistakes that explain all wrong numbers come first, then less usual ones that do. Without any of these, return
-    the usual mistakes that explain this number and at least half of the wrong numbers.
+    Mistakes that explain only the number at ``place`` and at least half of the wrong numbers are hints.
     """
     wrong = [where for where, value in found.items() if not alone.accepts(world_size, where, value)]
-    if in_other_places([found[where] for where in wrong], [alone.of_all[where] for where in wrong]):
-        return _OTHER_PLACES
-    everywhere = [_usual(alone, world_size, where, found[where]) for where in wrong]
-    usual = _usual(alone, world_size, place, found[place])
-    texts = [text for text in usual if all(text in causes for causes in everywhere)]
-    for group in rare_causes(alone, world_size):
-        if not texts:
-            texts = [text for text, values in group if all(near(found[at], values.get(at), 0.0) for at in wrong)]
-    often = [text for text in usual if 2 * sum(text in causes for causes in everywhere) >= len(wrong)]
-    texts = list(dict.fromkeys(texts or often))
-    return "; or ".join(texts) if 0 < len(texts) < _MANY else None
+    explained: dict[str, list[str]] = {text: [] for text, _ in alone.mistakes(world_size, place)}
+    for where in wrong:
+        fits = {text for text, value in alone.mistakes(world_size, where) if near(found[where], value, 0.0)}
+        for text in fits & explained.keys():
+            explained[text].append(where)
+
+    def places_changed(found: Values) -> bool:
+        return in_other_places([found[where] for where in wrong], [alone.of_all[where] for where in wrong])
+
+    def gives(values: Values, found: Values) -> bool:
+        return all(near(found[where], values.get(where), 0.0) for where in wrong)
+
+    def explains_all(text: str, _: Values) -> bool:
+        return len(explained[text]) == len(wrong)
+
+    def explains_most(text: str, _: Values) -> bool:
+        return place in explained[text] and 2 * len(explained[text]) >= len(wrong)
+
+    return explain(
+        found,
+        [Candidate(_OTHER_PLACES, holds=places_changed)],
+        [Candidate(text, holds=partial(explains_all, text)) for text in explained],
+        *(
+            (Candidate(text, holds=partial(gives, values)) for text, values in group)
+            for group in rare_causes(alone, world_size)
+        ),
+        hints=[
+            *(
+                Candidate(f"{len(of)} of {len(wrong)} wrong numbers are {text}", holds=partial(explains_most, text))
+                for text, of in explained.items()
+            ),
+            Candidate.when(_UNLIKE, _differ([values.get(place) for values in ranks])),
+        ],
+    )
 
 
 def _differ(values: Sequence[Any]) -> bool:
     """Return whether the ranks that report something report different values."""
     told = [value for value in values if value is not None]
     return not all(near(value, told[0], 0.0) or _shown(value) == _shown(told[0]) for value in told)
-
-
-def _usual(alone: Alone, world_size: int, place: str, held: Any) -> list[str]:
-    return [text for text, wrong in alone.mistakes(world_size, place) if near(held, wrong, 0.0)]
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ The oracle shares no code with an implementation. It needs only ``src``, ``dst``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Oracle", "likely_cause"]
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+
+__all__ = ["Float64", "Oracle", "Table", "diagnose"]
 
 Float64 = NDArray[np.float64]
+Table = Iterable[Candidate[Float64]]
 MAX_DENSE_NODES = 3000  # 72 MB, about a second
 
 
@@ -152,71 +155,92 @@ def _solve(oracle: Oracle, matrix: Float64, dangling: NDArray[np.bool_] | None =
     return np.asarray(np.linalg.solve(system, (1 - oracle.damping) * oracle.teleport), np.float64)
 
 
-def likely_cause(oracle: Oracle, found: Float64, expected: Float64, tol: float) -> str | None:
-    """Return the known mistake that leads to the scores ``found``, or ``None``."""
-    if not np.isfinite(found).all():
-        return "not finite: a division by an out-weight of 0, or contributions not divided by the out-weight"
+def diagnose(oracle: Oracle, found: Float64, expected: Float64, tol: float, first: Sequence[Table] = ()) -> Diagnosis:
+    """Return the known mistakes that lead to the scores ``found``; the tables of ``first`` are tried before others."""
     total, n = float(found.sum()), oracle.num_nodes
-    if total > 1e6 * n:
-        return "the sum grows round by round: not divided by the out-weight, or dangling mass not divided by n"
+    not_finite = "not finite: a division by an out-weight of 0, or contributions not divided by the out-weight"
+    grows = "the sum grows round by round: not divided by the out-weight, or dangling mass not divided by n"
+    if not np.isfinite(found).all() or total > 1e6 * n:
+        finite = bool(np.isfinite(found).all())
+        return explain(found, [Candidate.when(not_finite, not finite)], [Candidate.when(grows, finite)])
     close = max(tol, 1e-9 * max(1.0, abs(total)))
 
     def same(scores: Float64) -> bool:
         return bool(np.abs(scores - found).sum() <= close < np.abs(scores - expected).sum())
 
-    if n > MAX_DENSE_NODES:
-        return _mass_cause(total, tol) or _early_cause(oracle, same) or _damping_cause(oracle, found, close)
-    causes = dict.fromkeys(cause for cause, scores in _mistakes(oracle) if same(scores))
-    if causes:
-        return f"{', or '.join(list(causes)[:3])}: the scores are exactly those"
-    if n > 1 and same(expected * n):
-        return f"every score is num_nodes={n} times the right one: ranks start at 1 and teleport adds 1 - d"
-    if total > 0 and same(expected * total):
-        return f"every score is {total:.6g} times the right one: the scores are not normalised to sum 1"
-    if early := _early_cause(oracle, same):
-        return early
-    if other := _damping_cause(oracle, found, close):
-        return other
-    for what, kept in (("first", slice(1, None)), ("last", slice(-1))):
-        if same(replace(oracle, src=oracle.src[kept], dst=oracle.dst[kept], weights=oracle.weights[kept]).solve()):
-            return f"the {what} edge is left out: the scores are exactly those"
-    fed = np.bincount(oracle.dst, minlength=n) > 0
-    if not fed.all() and not (oracle.out == 0).any():
-        base = float(found[~fed].max())
-        right = float(((1 - oracle.damping) * oracle.teleport)[~fed].max())
-        if base > 0 and not np.isclose(base, right, rtol=1e-6):
-            return f"a node without in-edges holds {base:.6g}, (1 - d)/n is {right:.6g}: a wrong n or damping"
-    if mass := _mass_cause(total, close):
-        return mass
-    if np.abs(oracle.step(found) - found).sum() > close:
-        return "not a fixed point: stopped too early, or the transition matrix is another one"
-    return None
+    def gives(text: str, make: Callable[[], Float64]) -> Candidate[Float64]:
+        return Candidate(text, holds=lambda _: same(make()))
+
+    small = [*_exact_causes(oracle, expected, total, same)] if n <= MAX_DENSE_NODES else []
+    return explain(
+        found,
+        *first,
+        *small,
+        _early_causes(oracle, same),
+        _damping_causes(oracle, found, close),
+        [
+            gives(
+                f"the {what} edge is left out: the scores are exactly those",
+                replace(oracle, src=oracle.src[kept], dst=oracle.dst[kept], weights=oracle.weights[kept]).solve,
+            )
+            for what, kept in (("first", slice(1, None)), ("last", slice(-1)))
+            if n <= MAX_DENSE_NODES
+        ],
+        hints=_hints(oracle, found, close),
+    )
 
 
-def _early_cause(oracle: Oracle, same: Callable[[Float64], bool]) -> str | None:
+def _exact_causes(oracle: Oracle, expected: Float64, total: float, same: Callable[[Float64], bool]) -> Iterator[Table]:
+    """Yield the tables of the causes whose scores are known, on a graph that is small enough to solve."""
+    n = oracle.num_nodes
+
+    def multiples() -> Iterator[Candidate[Float64]]:
+        if n > 1:
+            text = f"every score is num_nodes={n} times the right one: ranks start at 1 and teleport adds 1 - d"
+            yield Candidate.when(text, same(expected * n))
+        if total > 0 and abs(total - n) > 1e-6 * n:
+            text = f"every score is {total:.6g} times the right one: the scores are not normalised to sum 1"
+            yield Candidate.when(text, same(expected * total))
+
+    yield (Candidate.when(f"{text}: the scores are exactly those", same(scores)) for text, scores in _mistakes(oracle))
+    yield multiples()
+
+
+def _early_causes(oracle: Oracle, same: Callable[[Float64], bool]) -> Iterator[Candidate[Float64]]:
     current = np.full(oracle.num_nodes, 1 / max(oracle.num_nodes, 1))
     for k in range(60):
-        if same(current):
-            return f"stopped too early: these are the scores after {k} rounds from the uniform vector"
+        text = f"stopped too early: these are the scores after {k} rounds from the uniform vector"
+        fits = same(current)
+        yield Candidate.when(text, fits)
+        if fits:
+            return  # later rounds change less than the tolerance
         current = oracle.step(current)
-    return None
 
 
-def _damping_cause(oracle: Oracle, found: Float64, close: float) -> str | None:
-    """Return a cause if ``found - v = d (P found + m w - v)`` holds for another damping d."""
+def _damping_causes(oracle: Oracle, found: Float64, close: float) -> Iterator[Candidate[Float64]]:
+    """Yield a cause if ``found - v = d (P found + m w - v)`` holds for another damping d."""
     moved, left = replace(oracle, damping=1.0).step(found) - oracle.teleport, found - oracle.teleport
     used = float(moved @ left) / (float(moved @ moved) or 1.0)
-    if not 0 <= used < 1 or abs(used - oracle.damping) < 1e-6 or np.abs(left - used * moved).sum() > close:
-        return None
-    return f"damping {used:.6g}, not {oracle.damping:g}: the scores are exactly those"
+    fits = 0 <= used < 1 and abs(used - oracle.damping) >= 1e-6 and np.abs(left - used * moved).sum() <= close
+    text = f"damping {used:.6g}, not {oracle.damping:g}: the scores are exactly those"
+    yield Candidate(text, holds=lambda _: bool(fits), short="another damping")
 
 
-def _mass_cause(total: float, close: float) -> str | None:
-    if total < 1 - close:
-        return "the sum is below 1: mass is lost, at dangling nodes or along edges that count in the degree only"
-    if total > 1 + close:
-        return "the sum is above 1: not divided by the out-weight, edges added twice, or ranks start at 1"
-    return None
+def _hints(oracle: Oracle, found: Float64, close: float) -> Iterator[Candidate[Float64]]:
+    """Yield what can be seen of scores that no mistake leads to."""
+    total = float(found.sum())
+    fed = np.bincount(oracle.dst, minlength=oracle.num_nodes) > 0
+    if oracle.num_nodes <= MAX_DENSE_NODES and not fed.all() and not (oracle.out == 0).any():
+        base = float(found[~fed].max())
+        right = float(((1 - oracle.damping) * oracle.teleport)[~fed].max())
+        text = f"a node without in-edges holds {base:.6g}, (1 - d)/n is {right:.6g}: a wrong n or damping"
+        yield Candidate.when(text, base > 0 and not np.isclose(base, right, rtol=1e-6))
+    below = "the sum is below 1: mass is lost, at dangling nodes or along edges that count in the degree only"
+    above = "the sum is above 1: not divided by the out-weight, edges added twice, or ranks start at 1"
+    yield Candidate.when(below, total < 1 - close)
+    yield Candidate.when(above, total > 1 + close)
+    moving = abs(total - 1) <= close and np.abs(oracle.step(found) - found).sum() > close
+    yield Candidate.when("not a fixed point: stopped too early, or the transition matrix is another one", bool(moving))
 
 
 def _mistakes(oracle: Oracle) -> Iterator[tuple[str, Float64]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pdlcheck.checks.message import failure, takes_world
 from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Oracle
-from pdlcheck.checks.pagerank.rank_causes import Rounds, solution_cause
+from pdlcheck.checks.pagerank.rank_causes import Rounds, solution_causes
 from pdlcheck.checks.pagerank.scores import check_error_bound, require_tol
 from pdlcheck.checks.pagerank.shards import Shards, whole
 from pdlcheck.errors import Inconclusive
@@ -74,9 +74,7 @@ def check_pagerank_over_ranks(
     left = float(first.error_bound) if tol is None else tol
     allowed = left + run.oracle.rounding(expected, np.dtype(np.float64))
     held = np.split(np.arange(len(run.oracle.src)), np.cumsum([len(part.src) for part in parts])[:-1])
-    run.require(
-        expected, allowed, "the dense solution is", lambda: solution_cause(run.oracle, run.owner, held, run.scores)
-    )
+    run.require(expected, allowed, "the dense solution is", [*solution_causes(run.oracle, run.owner, held, run.scores)])
     if tol is not None and hasattr(first, "error_bound") and hasattr(first, "converged"):
 
         def assembled(graph: Any) -> Any:
@@ -118,7 +116,7 @@ def check_pagerank_rounds(
     run.require_iterations(rounds)
     serial = Rounds.of(oracle, run.owner, rounds)
     allowed = oracle.rounding(serial.right[-1], np.dtype(np.float64))
-    run.require(serial.right[-1], allowed, f"{rounds} serial rounds give", lambda: serial.cause(run.scores, allowed))
+    run.require(serial.right[-1], allowed, f"{rounds} serial rounds give", [*serial.causes(run.scores, allowed)])
 
 
 @takes_world

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlcheck.checks.pagerank.oracle import Float64, Oracle
+from pdlcheck.checks.diagnosis import Candidate
+from pdlcheck.checks.pagerank.oracle import Float64, Oracle, Table
 
-__all__ = ["Rounds", "solution_cause"]
+__all__ = ["Rounds", "solution_causes"]
 
 MAX_TRIED = 200  # each costs a dense solution
 CLOSE = 1e-7  # scores with a larger L1 distance are different
@@ -18,8 +20,8 @@ CLOSE = 1e-7  # scores with a larger L1 distance are different
 Owners = NDArray[np.int64]
 
 
-def solution_cause(oracle: Oracle, owner: Owners, held: Sequence[Owners], found: Float64) -> str | None:
-    """Return the known mistake that leads to the scores ``found``, or ``None``.
+def solution_causes(oracle: Oracle, owner: Owners, held: Sequence[Owners], found: Float64) -> Iterator[Table]:
+    """Yield the tables of the known mistakes that lead to the scores ``found``.
 
     Args:
         oracle: the right equation.
@@ -28,10 +30,20 @@ def solution_cause(oracle: Oracle, owner: Owners, held: Sequence[Owners], found:
         found: the scores of all ranks.
     """
     right = oracle.solve()
-    for cause, scores in _wrong_solutions(oracle, owner, held):
-        if np.abs(scores - found).sum() <= CLOSE < np.abs(right - found).sum():
-            return f"{cause}: the scores are exactly those"
-    return None
+    for solutions in (_wrong_solutions(oracle, owner, held), _unsent_scores(oracle, owner)):
+        yield (
+            Candidate.when(
+                f"{cause}: the scores are exactly those",
+                bool(np.abs(scores - found).sum() <= CLOSE < np.abs(right - found).sum()),
+            )
+            for cause, scores in solutions
+        )
+
+
+def _solve(oracle: Oracle, moved: Float64, added: Float64 | None = None) -> Float64:
+    base = (1 - oracle.damping) * oracle.teleport
+    system = np.eye(oracle.num_nodes) - oracle.damping * moved
+    return np.asarray(np.linalg.solve(system, base if added is None else base + oracle.damping * added))
 
 
 def _wrong_solutions(oracle: Oracle, owner: Owners, held: Sequence[Owners]) -> Iterator[tuple[str, Float64]]:
@@ -39,12 +51,7 @@ def _wrong_solutions(oracle: Oracle, owner: Owners, held: Sequence[Owners]) -> I
     lost = oracle.out == 0
     apart = owner[:, None] != owner[None, :]
     lands = np.where(lost[None, :], oracle.landing[:, None], 0.0)
-    base = (1 - oracle.damping) * oracle.teleport
-
-    def solve(moved: Float64, added: Float64 | None = None) -> Float64:
-        system = np.eye(oracle.num_nodes) - oracle.damping * moved
-        return np.asarray(np.linalg.solve(system, base if added is None else base + oracle.damping * added))
-
+    solve = partial(_solve, oracle)
     yield "the dangling mass of other ranks is left out", solve(matrix + np.where(apart, 0.0, lands))
     yield "edges from nodes of other ranks are left out", solve(np.where(apart, 0.0, matrix) + lands)
     frozen = np.where(apart, matrix, 0.0) @ oracle.teleport
@@ -58,6 +65,12 @@ def _wrong_solutions(oracle: Oracle, owner: Owners, held: Sequence[Owners]) -> I
         for here in held
     ]
     yield "each rank ranks the edges that it holds alone, and the mean is taken", np.mean(alone, axis=0)
+
+
+def _unsent_scores(oracle: Oracle, owner: Owners) -> Iterator[tuple[str, Float64]]:
+    """Yield the scores without one value that a rank needs from another."""
+    matrix = oracle.matrix()
+    lands = np.where((oracle.out == 0)[None, :], oracle.landing[:, None], 0.0)
     tried = 0
     for rank in np.unique(owner):
         for node in np.flatnonzero((matrix[owner == rank] > 0).any(axis=0) & (owner != rank)):
@@ -66,7 +79,8 @@ def _wrong_solutions(oracle: Oracle, owner: Owners, held: Sequence[Owners]) -> I
                 return
             without = matrix.copy()
             without[owner == rank, node] = 0
-            yield f"the score of node {node} (rank {owner[node]}) never reaches rank {rank}", solve(without + lands)
+            scores = _solve(oracle, without + lands)
+            yield f"the score of node {node} (rank {owner[node]}) never reaches rank {rank}", scores
 
 
 @dataclass(frozen=True)
@@ -108,18 +122,27 @@ class Rounds:
         }
         return cls(oracle, owner, after(False, False), late)
 
-    def cause(self, found: Float64, allowed: float) -> str | None:
-        """Return the mistake that explains the scores ``found`` after the last round, or ``None``."""
+    def causes(self, found: Float64, allowed: float) -> Iterator[Table]:
+        """Yield the tables of the mistakes that explain the scores ``found`` after the last round."""
         right = self.right[-1]
         close = max(allowed, 1e-12)
-        for cause, scores in self.late.items():
-            if np.abs(scores - found).sum() <= close < np.abs(scores - right).sum():
-                return f"{cause}: the scores are exactly those"
+        yield (
+            Candidate.when(
+                f"{cause}: the scores are exactly those",
+                bool(np.abs(scores - found).sum() <= close < np.abs(scores - right).sum()),
+            )
+            for cause, scores in self.late.items()
+        )
+        yield self._early_ranks(found, close)
+
+    def _early_ranks(self, found: Float64, close: float) -> Iterator[Candidate[Float64]]:
+        rounds = len(self.right) - 1
         for rank in np.unique(self.owner):
             here = self.owner == rank
-            if np.abs(found - right)[here].sum() <= close:
+            if np.abs(found - self.right[-1])[here].sum() <= close:
                 continue
             for k, scores in enumerate(self.right[:-1]):
-                if np.abs(scores - found)[here].sum() <= close:
-                    return f"rank {rank} stopped early: its scores are those after {k} of {len(self.right) - 1} rounds"
-        return None
+                yield Candidate.when(
+                    f"rank {rank} stopped early: its scores are those after {k} of {rounds} rounds",
+                    bool(np.abs(scores - found)[here].sum() <= close),
+                )

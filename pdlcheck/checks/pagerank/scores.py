@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, likely_cause
-from pdlcheck.errors import Inconclusive
+from pdlcheck.checks.diagnosis import Diagnosis
+from pdlcheck.checks.message import Place, failure
+from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, diagnose
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = [
     "check_error_bound",
@@ -75,11 +77,11 @@ def check_pagerank(
     if negative.size:
         node = int(negative[0])
         first = f"{name}: node {node} holds {found[node]:.6g}, a rank is not negative"
-        raise AssertionError(_message(first, [], oracle, dtype))
+        raise _failed(first, [], oracle, dtype)
     total = float(found.sum())
     if oracle.num_nodes and abs(total - 1) > allowed:
         first = f"{name}: the scores sum to {total:.12g}, must be 1 within {allowed:.1e}"
-        raise AssertionError(_message(first, [], oracle, dtype))
+        raise _failed(first, [], oracle, dtype)
 
 
 def check_pagerank_agreement(
@@ -174,18 +176,18 @@ def check_error_bound(
     known = (oracle.num_nodes + 8) * 2.3e-16 / (1 - damping)
     details = [("true error", f"{error:.3e}"), ("converged", str(bool(result.converged)))]
     if not error <= bound + known:
-        cause = likely_cause(oracle, found, expected, bound)
+        cause: Diagnosis | str = diagnose(oracle, found, expected, bound)
         step = float(np.abs(oracle.step(found) - found).sum())
         if step <= bound:
             cause = f"the bound is a step ({step:.1e} now); the error can be d/(1 - d) times the last step"
         first = f"{name}: error_bound is {bound:.3e}, the true L1 error is {error:.3e}"
-        raise AssertionError(_message(first, [*details, ("likely cause", cause)], oracle, dtype))
+        raise _failed(first, [*details, ("likely cause", cause)], oracle, dtype)
     if bool(result.converged) != (bound <= tol):
         first = f"{name}: converged is {bool(result.converged)} with error_bound {bound:.3e}, tol is {tol:.1e}"
-        raise AssertionError(_message(first, details, oracle, dtype))
+        raise _failed(first, details, oracle, dtype)
     if reachable and not result.converged:
         first = f"{name}: error_bound is {bound:.3e} in the end, tol is {tol:.1e}, which can be reached"
-        raise AssertionError(_message(first, details, oracle, dtype))
+        raise _failed(first, details, oracle, dtype)
 
 
 def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
@@ -201,7 +203,7 @@ def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
     matrix = _array(function(graph))
     n = oracle.num_nodes
     if matrix.shape != (n, n):
-        raise AssertionError(f"{name}: the matrix has shape {matrix.shape}, expected ({n}, {n})")
+        raise failure(f"{name}: the matrix has shape {matrix.shape}, expected ({n}, {n})")
     expected = oracle.matrix()
     degree = np.bincount(oracle.src, minlength=n)
     eps = float(np.finfo(matrix.dtype if matrix.dtype.kind == "f" else np.float64).eps)
@@ -216,13 +218,13 @@ def check_transition_matrix(function: Callable[[Any], Any], graph: Any) -> None:
             cause = "the rows sum to 1: transposed"
         details = [("out-edges", _edges_of(oracle, i, out=True)), ("likely cause", cause)]
         first = f"{name}: column {i} sums to {sums[i]:.12g}, expected {due[i]:.0f}"
-        raise AssertionError(_message(first, details, oracle, None))
+        raise _failed(first, details, oracle, None)
     bad = np.argwhere(~(np.abs(matrix - expected) <= allowed))
     if bad.size:
         j, i = (int(k) for k in bad[0])
         details = [("out-edges", _edges_of(oracle, i, out=True))]
         first = f"{name}: entry ({j}, {i}) is {matrix[j, i]:.12g}, node {i} sends node {j} {expected[j, i]:.12g}"
-        raise AssertionError(_message(first, details, oracle, None))
+        raise _failed(first, details, oracle, None)
 
 
 def require_tol(tol: Any) -> float:
@@ -253,9 +255,11 @@ def _require_equal(
         return
     node = int(np.argmax(np.where(np.isnan(difference), np.inf, difference)))
     right = expected if oracle.num_nodes > MAX_DENSE_NODES else oracle.solve()
-    cause = likely_cause(oracle, found, right, allowed)
-    if cause is None and right is not expected and (cause := likely_cause(oracle, expected, right, allowed)):
-        cause = f"{what} is the wrong one; {cause}"
+    cause: Diagnosis | str = diagnose(oracle, found, right, allowed)
+    if isinstance(cause, Diagnosis) and cause.cause is None and right is not expected:
+        other = diagnose(oracle, expected, right, allowed)
+        if other.cause or other.hints:
+            cause = f"{what} is the wrong one; {other}"
     details = [
         ("in-edges", _edges_of(oracle, node, out=False)),
         ("distance", f"sum |found - expected| = {distance:.3e}, allowed {allowed:.1e}"),
@@ -263,7 +267,8 @@ def _require_equal(
         ("likely cause", cause),
     ]
     first = f"{name}: node {node} holds {found[node]:.12g}, {what} is {expected[node]:.12g}"
-    raise AssertionError(_message(first, details, oracle, dtype))
+    place = Place(None, "scores", (node,), float(found[node]), float(expected[node]))
+    raise _failed(first, details, oracle, dtype, place)
 
 
 def _require_relabelled(graph: Oracle, relabelled: Oracle, new: Any) -> None:
@@ -294,22 +299,20 @@ def _scores(name: str, result: Any, graph: Any) -> tuple[Float64, np.dtype[Any]]
         nodes = range(graph.num_nodes) if names is None else names
         missing = [node for node in nodes if node not in result]
         if missing:
-            raise AssertionError(f"{name}: no score for node {missing[0]!r}, one of {len(missing)} without")
+            raise failure(f"{name}: no score for node {missing[0]!r}, one of {len(missing)} without")
         result = [result[node] for node in nodes]
     try:
         scores = _array(result)
     except (TypeError, ValueError) as error:
         kind = type(result).__qualname__
-        raise AssertionError(f"{name}: returned a {kind}, expected one score per node ({error})") from error
+        raise failure(f"{name}: returned a {kind}, expected one score per node ({error})") from error
     if scores.dtype.kind == "c":
         if scores.imag.any():
             node = int(np.flatnonzero(scores.imag.ravel())[0])
-            raise AssertionError(f"{name}: node {node} holds {scores.ravel()[node]:.6g}, a score is a real number")
+            raise failure(f"{name}: node {node} holds {scores.ravel()[node]:.6g}, a score is a real number")
         scores = scores.real
     if scores.shape != (graph.num_nodes,):
-        raise AssertionError(
-            f"{name}: the scores have shape {scores.shape}, expected one per node, ({graph.num_nodes},)"
-        )
+        raise failure(f"{name}: the scores have shape {scores.shape}, expected one per node, ({graph.num_nodes},)")
     dtype = scores.dtype if scores.dtype.kind == "f" else np.dtype(np.float64)
     return scores.astype(np.float64), dtype
 
@@ -325,10 +328,14 @@ def _edges_of(oracle: Oracle, node: int, *, out: bool) -> str:
     return ", ".join(text[:8]) + (f", ... ({len(here)} in all)" if len(text) > 8 else "") or "none"
 
 
-def _message(first: str, details: Sequence[tuple[str, str | None]], oracle: Oracle, dtype: Any) -> str:
+def _failed(
+    first: str, details: Sequence[tuple[str, object]], oracle: Oracle, dtype: Any, place: Place | None = None
+) -> CheckFailed:
+    """Return the error with the details, the case, and the edges of a small graph."""
     case = f"num_nodes={oracle.num_nodes} num_edges={len(oracle.src)} damping={oracle.damping:g}"
     case += f" dangling={int((oracle.out == 0).sum())}" + (f" dtype={dtype}" if dtype is not None else "")
-    rows = [*details, ("case", case)]
+    rows = {label.replace(" ", "_"): text or None for label, text in details}
     if len(oracle.src) <= 12:
-        rows.append(("edges", ", ".join(f"{u} -> {v}" for u, v in zip(oracle.src, oracle.dst, strict=True)) or "none"))
-    return "\n".join([first, *(f"  {label:<14} {text}" for label, text in rows if text)])
+        edges = ", ".join(f"{u} -> {v}" for u, v in zip(oracle.src, oracle.dst, strict=True)) or "none"
+        return failure(first, place, **rows, case=case, edges=edges)
+    return failure(first, place, **rows, case=case)

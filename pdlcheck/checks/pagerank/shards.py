@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.checks.graphs import Edges
 from pdlcheck.checks.message import case, failure, name_of, show
-from pdlcheck.checks.pagerank.oracle import Float64, Oracle, likely_cause
+from pdlcheck.checks.pagerank.oracle import Float64, Oracle, Table, diagnose
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["Shards", "whole"]
@@ -141,7 +141,7 @@ class Shards:
                     f"{self.name}: rank {rank} stopped after {done} of {rounds} rounds; call it with a smaller tol"
                 )
 
-    def require(self, expected: Float64, allowed: float, what: str, rank_cause: Callable[[], str | None]) -> None:
+    def require(self, expected: Float64, allowed: float, what: str, causes: Sequence[Table]) -> None:
         """Raise, with the worst node, if the L1 distance is above ``allowed``. NaN is above every allowance."""
         __tracebackhide__ = True
         difference = np.abs(self.scores - expected)
@@ -149,16 +149,14 @@ class Shards:
         if distance <= allowed:
             return
         node = int(np.argmax(np.where(np.isnan(difference), np.inf, difference)))
-        cause = None if np.isnan(distance) else rank_cause()
-        if np.isnan(distance):
-            cause = "not a number: values of other ranks are used before they have arrived, or out-weights of 0"
+        early = "not a number: values of other ranks are used before they have arrived, or out-weights of 0"
         raise failure(
             f"{self.name}: rank {self.owner[node]} holds {self.scores[node]:.12g} for node {node}, "
             f"{what} {expected[node]:.12g}",
             in_edges=self._in_edges(node),
             distance=f"sum |found - expected| = {distance:.3e}, allowed {allowed:.1e}",
             sum=f"{self.scores.sum():.12g}",
-            likely_cause=cause or likely_cause(self.oracle, self.scores, expected, allowed),
+            likely_cause=early if np.isnan(distance) else diagnose(self.oracle, self.scores, expected, allowed, causes),
             **self.facts,
         )
 

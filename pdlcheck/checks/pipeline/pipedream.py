@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdlcheck.checks.diagnosis import explain
 from pdlcheck.checks.message import case, name_of, takes_world, wrong_on_ranks
 from pdlcheck.checks.pipeline.pipedream_rules import Simulation, rules_of
 from pdlcheck.checks.pipeline.pipedream_updates import first_wrong_update, watched
 from pdlcheck.checks.pipeline.steps import (
+    NEAR,
     Batch,
     Loss,
     Start,
@@ -104,17 +106,16 @@ def check_pipedream(
         text = "one process gets other weights each time: the model draws random numbers, as dropout does"
         raise Inconclusive(f"{who}: {text}; have make call eval()")
     rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
-    details = first_wrong_update([one.outputs for (one,) in everyone], history[1:])
-    for text, gives in simulation.others(right, others):
-        if all(is_near(own, gives[name]) for held in found for name, own in held.items()):
-            details["likely_cause"] = text
-            break
+    details, hints = first_wrong_update([one.outputs for (one,) in everyone], history[1:])
+    ends = {(rank, name): own for rank, held in enumerate(found) for name, own in held.items()}
     require_near(
         f"{who}: rank {rank} ends",
         f"parameter {names[0]!r}",
         found[rank][names[0]],
         expected[names[0]],
+        rank,
         wrong_weights=wrong_on_ranks(wrong, [len(held) for held in found]),
         **details,
+        likely_cause=explain(ends, *simulation.others(right, others, ends), tolerance=NEAR, hints=hints),
         case=facts,
     )

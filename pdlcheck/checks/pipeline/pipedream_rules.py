@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from pdlcheck.checks.diagnosis import Candidate
 from pdlcheck.checks.pipeline.steps import Batch, Loss, Named
 
 __all__ = ["Rule", "Simulation", "rules_of"]
+
+Held = dict[tuple[int, str], Tensor]  # weights by rank and name
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,28 @@ class Simulation:
             history.append({name: p.detach().clone() for name, p in latest.items()})
         return history
 
-    def others(self, right: Rule, rules: Sequence[Rule]) -> Iterator[tuple[str, Named]]:
-        """Yield the final weights if all stages follow another rule, or if one stage does, with a description."""
+    def others(self, right: Rule, rules: Sequence[Rule], held: Held) -> list[list[Candidate[Held]]]:
+        """Return two tables of causes: all stages follow another rule, or one stage does.
+
+        Args:
+            right: the rule of the other stages.
+            rules: the other rules.
+            held: the final weights by rank and name, which each cause predicts.
+        """
         n_stages = len(self.stages)
-        for rule in rules:
-            yield rule.text, self.run([rule] * n_stages)[-1]
-        for stage in range(n_stages) if n_stages > 1 else ():
-            for rule in rules:
-                mixed = [rule if one == stage else right for one in range(n_stages)]
-                yield f"in stage {stage} alone {rule.text}", self.run(mixed)[-1]
+
+        def ends(rules: Sequence[Rule]) -> Held:
+            weights = self.run(rules)[-1]
+            return {(rank, name): weights[name] for rank, name in held}
+
+        def mixed(rule: Rule, stage: int) -> list[Rule]:
+            return [rule if one == stage else right for one in range(n_stages)]
+
+        return [
+            [Candidate(rule.text, partial(ends, [rule] * n_stages)) for rule in rules],
+            [
+                Candidate(f"in stage {stage} alone {rule.text}", partial(ends, mixed(rule, stage)))
+                for stage in range(n_stages if n_stages > 1 else 0)
+                for rule in rules
+            ],
+        ]

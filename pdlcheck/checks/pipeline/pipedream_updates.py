@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from pdlcheck.checks.diagnosis import Candidate
 from pdlcheck.checks.pipeline.steps import Named, Start, Step, is_near
 
 __all__ = ["first_wrong_update", "watched"]
@@ -44,10 +45,12 @@ def watched(start: Start, model: nn.Module) -> tuple[nn.Module, Step]:
     return module, noted
 
 
-def first_wrong_update(everyone: Sequence[Sequence[Named]], right: Sequence[Named]) -> dict[str, str]:
-    """Return lines for a message that name the first wrong update, or a wrong number of updates.
+def first_wrong_update(
+    everyone: Sequence[Sequence[Named]], right: Sequence[Named]
+) -> tuple[dict[str, str], list[Candidate[Any]]]:
+    """Return lines for a message that name the first wrong update, or a wrong number of updates; and hints to a cause.
 
-    The result is empty if every recorded update is right, or if a rank has no record because its optimizer is not
+    Both are empty if every recorded update is right, or if a rank has no record because its optimizer is not
     torch's.
 
     Args:
@@ -57,9 +60,9 @@ def first_wrong_update(everyone: Sequence[Sequence[Named]], right: Sequence[Name
     count = len(right)
     for rank, updates in enumerate(everyone):
         if not updates:  # the optimizer is not torch's
-            return {}
+            return {}, []
         if len(updates) % count:
-            return {"updates": f"rank {rank} steps its optimizer {len(updates)} times for {count} micro-batches"}
+            return {"updates": f"rank {rank} steps its optimizer {len(updates)} times for {count} micro-batches"}, []
     for number, goal in enumerate(right):
         # A stage may have several optimizers, so take the record after the last one's step.
         found = [updates[(number + 1) * (len(updates) // count) - 1] for updates in everyone]
@@ -68,5 +71,5 @@ def first_wrong_update(everyone: Sequence[Sequence[Named]], right: Sequence[Name
             wrong, others = ([str(rank) for rank, one in enumerate(fine) if one is which] for which in (False, True))
             text = f"the first that is wrong is that of micro-batch {number} on rank{'s' if wrong[1:] else ''} "
             text += ", ".join(wrong) + (f"; it is right on {', '.join(others)}" if others else "")
-            return {"updates": text, "likely_cause": LATER if number else FIRST}
-    return {}
+            return {"updates": text}, [Candidate.when(LATER if number else FIRST, True)]
+    return {}, []

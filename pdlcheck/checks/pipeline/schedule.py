@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pdlcheck.checks.pipeline.schedule_grid import Action, Grid, Place, Rows, parse
 from pdlcheck.checks.pipeline.schedule_passes import faults_of
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = ["check_schedule"]
 
@@ -156,7 +156,7 @@ def _waits(grid: Grid, machine: Machine) -> dict[int, tuple[Action, Action]]:
     return waits
 
 
-def _stuck(grid: Grid, machine: Machine, waits: dict[int, tuple[Action, Action]]) -> AssertionError:
+def _stuck(grid: Grid, machine: Machine, waits: dict[int, tuple[Action, Action]]) -> CheckFailed:
     """Return an error that names the ranks that cause the deadlock, and lists the ranks that wait for them.
 
     A rank is a cause if it waits for itself, if it is in a cycle, or if no rank does the action that it waits for.

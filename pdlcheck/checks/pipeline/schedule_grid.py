@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from pdlcheck.errors import CheckFailed
+
 __all__ = ["Action", "Grid", "Place", "Rows", "parse"]
 
 Rows = Sequence[Sequence[object]] | Mapping[int, Sequence[object]]
@@ -83,7 +85,7 @@ class Grid:
         """Return the kinds of all actions."""
         return {action.kind for action in self.places}
 
-    def failure(self, text: str, wrong: Sequence[Place]) -> AssertionError:
+    def failure(self, text: str, wrong: Sequence[Place]) -> CheckFailed:
         """Return an error that shows the grid, with the cells at ``wrong`` between ``>`` and ``<``."""
         steps = max(map(len, self.rows))
         table = [["step", *map(str, range(steps))]]
@@ -93,7 +95,7 @@ class Grid:
             table.append([f"rank {rank}", *marked])
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in table]
-        return AssertionError("\n  ".join([f"{self.name}: {text}", *lines]))
+        return CheckFailed("\n  ".join([f"{self.name}: {text}", *lines]), subject=self.name)
 
 
 def parse(rows: Rows, name: str, in_steps: bool) -> Grid:
@@ -112,9 +114,9 @@ def _actions(cell: object, who: str, step: int, in_steps: bool) -> tuple[Action,
         return ()
     both = OVERLAPPED.fullmatch(text)
     if both and in_steps:
-        raise AssertionError(f"{who} has {text!r} in step {step}, two passes in one step; pass in_steps=False")
+        raise CheckFailed(f"{who} has {text!r} in step {step}, two passes in one step; pass in_steps=False")
     found = [ACTION.fullmatch(part) for part in (both.groups() if both else (text,))]
     actions = tuple(Action(int(one[1]), one[2], int(one[3])) for one in found if one)
     if not actions:
-        raise AssertionError(f"{who} has {text!r} in step {step}; a cell is such as 1F3 or 1SEND_F3")
+        raise CheckFailed(f"{who} has {text!r} in step {step}; a cell is such as 1F3 or 1SEND_F3")
     return actions

@@ -12,11 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import failure, first_index, made_by_start, name_of, show
+from pdlcheck.checks.message import Place, failure, first_index, made_by_start, name_of, show
 from pdlcheck.checks.state import whole
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.compat.torch.pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
+    "NEAR",
     "RELATIVE",
     "Batch",
     "Loss",
@@ -49,6 +51,7 @@ Batch = tuple[Any, Any]
 # wrong weight moves them by 1e-3.
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12
+NEAR = Tolerance(relative=RELATIVE, absolute=ABSOLUTE)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ def require_all_held(when: str, taken: Sequence[Taken], model: nn.Module, facts:
             raise failure(f"{when} no rank holds {name!r}", case=facts)
 
 
-def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: object) -> None:
+def require_near(
+    who: str, what: str, found: Tensor, goal: Tensor, rank: int | None = None, /, **details: object
+) -> None:
     """Check that ``found`` equals ``goal`` within the tolerance.
 
     Args:
@@ -102,6 +107,7 @@ def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: ob
         what: the name of the tensor.
         found: the tensor under test.
         goal: the right tensor.
+        rank: the rank that holds ``found``.
         **details: further lines of the message.
 
     Raises:
@@ -111,7 +117,11 @@ def require_near(who: str, what: str, found: Tensor, goal: Tensor, **details: ob
     if is_near(found, goal):
         return
     at = first_index(~((found - goal).abs() <= tolerance(goal)))
-    raise failure(f"{who} with {show(found[at])} at {at} of {what}, right is {show(goal[at])}", **details)
+    raise failure(
+        f"{who} with {show(found[at])} at {at} of {what}, right is {show(goal[at])}",
+        Place(rank, what, at, found[at], goal[at]),
+        **details,
+    )
 
 
 def is_near(found: Tensor, goal: Tensor) -> bool:

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import best_fit, case, failure, first_index, name_of, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.message import (
+    Place,
+    best_fit,
+    case,
+    failure,
+    first_index,
+    name_of,
+    show,
+    takes_world,
+    wrong_on_ranks,
+)
+from pdlcheck.checks.pipeline.causes import Causes
 from pdlcheck.checks.pipeline.places import has_right_ones, localise_error, order_of_parts, wrong_parts
 from pdlcheck.checks.pipeline.steps import (
     Batch,
@@ -132,6 +143,7 @@ def check_pipeline(
                     f"parameter {name!r}",
                     found,
                     weights[name],
+                    rank,
                     likely_cause=NO_GRADIENT if name in truth.have_none else RIGHT_GRADIENT,
                     case=facts,
                 )
@@ -167,6 +179,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     "the outputs",
                     value,
                     goal,
+                    rank,
                     wrong_outputs=wrong_parts(value, goal, truth.count),
                     likely_cause=order_of_parts(value, goal, truth.count),
                     case=facts,
@@ -178,8 +191,9 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
             fit = f"{factor:.6g} times the loss of one process, n_microbatches = {truth.count}"
             raise failure(
                 f"{when} rank {rank} returns the loss {show(one.loss)}, one process has {show(truth.loss)}",
+                Place(rank, "loss", (), one.loss, truth.loss),
                 best_fit=fit if truth.loss else None,
-                likely_cause=truth.cause_of_loss(one.loss),
+                likely_cause=Causes(truth).diagnose_loss(one.loss),
                 case=facts,
             )
 
@@ -200,16 +214,18 @@ def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: s
     wrong = [[name for name, grad in own.items() if not is_near(grad, truth.gradients[name])] for own in everyone]
     if not any(wrong):
         return
+    is_partial = has_right_ones(everyone, wrong, truth.gradients)
     rank, names = next((rank, names) for rank, names in enumerate(wrong) if names)
     own, name = everyone[rank], names[0]
     at = first_index(~((own[name] - truth.gradients[name]).abs() <= tolerance(truth.gradients[name])))
     raise failure(
         f"{when} rank {rank} holds {show(own[name][at])} at {at} of the gradient of {name!r}, "
         f"one process on the whole batch holds {show(truth.gradients[name][at])}",
+        Place(rank, f"gradient of {name!r}", at, own[name][at], truth.gradients[name][at]),
         wrong_gradients=wrong_on_ranks(wrong, [len(own) for own in everyone]),
         best_fit=best_fit([own[name] for name in names], [truth.gradients[name] for name in names]),
         goes_wrong=localise_error(truth.model, everyone, wrong, truth.gradients),
-        likely_cause=truth.cause(everyone, wrong, is_partial=has_right_ones(everyone, wrong, truth.gradients)),
+        likely_cause=Causes(truth).diagnose(everyone, wrong, is_partial=is_partial),
         case=facts,
     )
 
@@ -228,6 +244,7 @@ def _require_equal_copies(when: str, taken: Sequence[Taken], model: nn.Module, f
                     f"{what}{name!r}",
                     (getattr(one, values)[name], getattr(taken[source], values)[alias]),
                     f"rank {source} holds in its copy {alias!r}",
+                    Place(rank),
                     likely_cause="copies were not synchronised, or added in another order",
                     case=facts,
                 )

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.precision.clip_nonfinite import Clipped, Given, require_one_verdict
 from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
 
@@ -116,11 +118,12 @@ def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm
                 raise failure(
                     f"{who}: rank {rank} holds {show(found[at])} at {at} of gradient {position}, "
                     f"{show(expected[at])} is expected",
+                    Place(rank, f"gradient {position}", at, found[at], expected[at]),
                     norms=norms.told(),
                     factor=f"{_wide(found)[at].item() / _wide(given)[at].item():.6g}, expected {factor:.6g}"
                     if given[at] != 0
                     else None,
-                    likely_cause=norms.cause(held.gradients, rank, position, max_norm),
+                    likely_cause=norms.diagnose(held.gradients, rank, position, max_norm),
                     case=facts,
                 )
 
@@ -144,6 +147,13 @@ def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str)
                 likely_cause="ranks add in different orders: what they decide by it may differ",
                 case=facts,
             )
+
+
+_NOT_CLIPPED = [("the gradients were not clipped on this rank", 1.0)]
+_NOT_FINITE = [
+    ("the gradients were multiplied by 0 on this rank", 0.0),
+    ("the gradients were multiplied by inf on this rank, as where a norm of 0 divides", math.inf),
+]
 
 
 @dataclass(frozen=True)
@@ -191,28 +201,44 @@ class _Norms:
             if self.of([grad for grad in counting if grad.dtype == dtype]) > torch.finfo(dtype).max ** (1 / power):
                 yield dtype
 
-    def cause(self, held: Sequence[Tensor | None], rank: int, position: int, max_norm: float) -> str | None:
-        """Return the first known mistake that explains every gradient of this rank.
+    def diagnose(self, held: Sequence[Tensor | None], rank: int, position: int, max_norm: float) -> Diagnosis:
+        """Return the mistakes that explain every gradient of this rank, or else the wrong gradient alone."""
+        given = self.gradients[rank]
 
-        If there is none, return a mistake that explains the wrong gradient alone, or None.
+        def all_scaled(factor: float, held: Sequence[Tensor | None]) -> bool:
+            return all(_near(found, one, factor) for one, found in zip(given, held, strict=True))
+
+        def one_scaled(factor: float, held: Sequence[Tensor | None]) -> bool:
+            return _near(held[position], given[position], factor)
+
+        def lost_imaginary_parts(held: Sequence[Tensor | None]) -> bool:
+            found, right = held[position], given[position]
+            if found is None or right is None or not right.is_complex():
+                return False
+            return bool(right.imag.any()) and not found.imag.any()
+
+        tables = [
+            [Candidate(text, holds=partial(all_scaled, factor)) for text, factor in mistakes]
+            for mistakes in (_NOT_CLIPPED, self._wrong_norms(rank, max_norm), self._overflows(), _NOT_FINITE)
+        ]
+        alone = [
+            *(
+                Candidate(f"gradient {position} was {text} on this rank", holds=partial(one_scaled, factor))
+                for text, factor in (("not clipped", 1.0), ("multiplied by 0", 0.0))
+            ),
+            Candidate(
+                f"the imaginary parts of gradient {position} are dropped on this rank", holds=lost_imaginary_parts
+            ),
+        ]
+        return explain(held, *tables, alone)
+
+    def _wrong_norms(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
+        """Yield each wrong norm, and the factor that it leads to on this rank.
+
+        A factor of 1 is no clipping at all, whatever the norm.
         """
-        pairs = list(zip(self.gradients[rank], held, strict=True))
-        for text, factor in self._mistakes(rank, max_norm):
-            if all(_near(found, given, factor) for given, found in pairs):
-                return text
-        for text, factor in (("not clipped", 1.0), ("multiplied by 0", 0.0)):
-            if _near(pairs[position][1], pairs[position][0], factor):
-                return f"gradient {position} was {text} on this rank"
-        found, given = held[position], self.gradients[rank][position]
-        if found is not None and given is not None and given.is_complex() and given.imag.any() and not found.imag.any():
-            return f"the imaginary parts of gradient {position} are dropped on this rank"
-        return None
-
-    def _mistakes(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
-        """Yield each known mistake, and the factor that it leads to on this rank."""
         own = self.of_ranks()
         power = self.norm_type if self.norm_type != math.inf else 1.0
-        yield "the gradients were not clipped on this rank", 1.0
         norm = self.of_all()
         yield "they were scaled up: a norm below max_norm is left as it is", max_norm / (norm + 1e-6)
         yield "the gradients were divided by their norm, whatever max_norm is", 1 / (norm + 1e-6)
@@ -226,12 +252,13 @@ class _Norms:
             ("the powers of the norms were added, and no root was taken of the sum", self.of_all() ** power),
             *self._complex_mistakes(),
         ):
-            yield text, min(1.0, max_norm / (norm + 1e-6))
+            if max_norm < norm + 1e-6:
+                yield text, max_norm / (norm + 1e-6)
+
+    def _overflows(self) -> Iterator[tuple[str, float]]:
         for dtype in self.overflowing():
             limit = torch.finfo(dtype).max
             yield f"the powers of a norm in {dtype} overflowed, beyond {limit:g}: take it in a wider dtype", 0.0
-        yield "the gradients were multiplied by 0 on this rank", 0.0
-        yield "the gradients were multiplied by inf on this rank, as where a norm of 0 divides", math.inf
 
     def _complex_mistakes(self) -> Iterator[tuple[str, float]]:
         counting = self._counting()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.message import failure, show
-from pdlcheck.errors import Deadlock
+from pdlcheck.errors import CheckFailed, Deadlock
 
 __all__ = ["Clipped", "Given", "require_one_verdict"]
 
@@ -70,7 +70,7 @@ class _Case:
         ranks = sorted({rank for rank, _ in self.places})
         return f"{show(self.value)} in gradients of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
-    def failure(self, headline: str, cause: str, **more: str) -> AssertionError:
+    def failure(self, headline: str, cause: str, **more: str) -> CheckFailed:
         return failure(f"{self.who}: {headline}", not_finite=self.told, **more, likely_cause=cause, case=self.facts)
 
 

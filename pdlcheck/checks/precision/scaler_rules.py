@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.tolerances import Tolerance
 
 __all__ = ["Rule", "Taken", "scale_cause", "weights_cause"]
 
@@ -120,15 +124,15 @@ class Taken:
         return self.before[rank] - self.lr * factor * own
 
 
-def weights_cause(step: Taken) -> str | None:
-    """Return every known mistake that leads to exactly the weights of the ranks, or None."""
+def weights_cause(step: Taken) -> Diagnosis:
+    """Return every known mistake that leads to exactly the weights of the ranks."""
     mistakes = _of_a_step_to_skip(step) if step.overflowing else _of_a_step_to_take(step)
-    texts = [
-        text
-        for text, left in mistakes
-        if all(torch.isclose(step.found[rank], left[rank], rtol=1e-6, atol=0, equal_nan=True).all() for rank in left)
-    ]
-    return " or ".join(texts) or None
+
+    def leads_there(left: dict[int, Tensor], step: Taken) -> bool:
+        near = Tolerance(relative=1e-6)
+        return all(bool(near.accepts(step.found[rank], left[rank]).all()) for rank in left)
+
+    return explain(step, [Candidate(text, holds=partial(leads_there, left)) for text, left in mistakes])
 
 
 def _of_a_step_to_skip(step: Taken) -> Iterator[tuple[str, dict[int, Tensor]]]:
@@ -199,8 +203,8 @@ def _of_a_step_to_clip(step: Taken, max_norm: float) -> Iterator[tuple[str, dict
         yield f"ranks {wrong} clipped by the norm of their own gradients, not by that of all ranks", clipped(alone=True)
 
 
-def scale_cause(rule: Rule, overflows: Sequence[Sequence[int]], found: Sequence[Sequence[float]]) -> str | None:
-    """Return why scales are wrong after the last step, or None.
+def scale_cause(rule: Rule, overflows: Sequence[Sequence[int]], found: Sequence[Sequence[float]]) -> Diagnosis:
+    """Return why scales are wrong after the last step.
 
     Args:
         rule: the rule of the scaler.
@@ -208,14 +212,18 @@ def scale_cause(rule: Rule, overflows: Sequence[Sequence[int]], found: Sequence[
         found: the scales of each rank since the start.
     """
     alone = [rule.scales([rank in overflowing for overflowing in overflows]) for rank in range(len(found))]
-    if all(_near(scales, own) for scales, own in zip(found, alone, strict=True)):
-        return "ranks count overflows, or steps without one, each for itself: scales part from here on"
     goal = rule.scales([bool(overflowing) for overflowing in overflows])
     wrong = [rank for rank, scales in enumerate(found) if not _near(scales, goal)]
-    if all(found[rank][-1] == found[rank][-2] for rank in wrong):
-        factor = goal[-1] / goal[-2]
-        return f"the scale of ranks {wrong} did not change in this step, it must be {factor:g} times what it was"
-    return None
+    each = all(_near(scales, own) for scales, own in zip(found, alone, strict=True))
+    still = (
+        f"the scale of ranks {wrong} did not change in this step, it must be {goal[-1] / goal[-2]:g} times what it was"
+    )
+    own_counts = "ranks count overflows, or steps without one, each for itself: scales part from here on"
+    return explain(
+        found,
+        [Candidate.when(own_counts, each)],
+        [Candidate.when(still, all(found[rank][-1] == found[rank][-2] for rank in wrong))],
+    )
 
 
 def _near(found: Sequence[float], expected: Sequence[float]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pdlcheck.checks.diagnosis import Candidate, explain
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.randomness.draws import GLOBAL, OF_TORCH, Draw, Notes, Recorder, code_of, inside, others_noted
 from pdlcheck.checks.randomness.workers import IN_WORKER, workers_noted
@@ -190,31 +191,26 @@ def _compare(
     if not same:
         return
     one, two = of_first.draws[same[0]], of_second.draws[same[0]]
-    cause = None
-    if divided_alone:
-        cause = "each holds a part of a divided module, whose masks must differ: draw there from a stream of the rank's"
-    elif one.seed == two.seed and same[0].startswith(OF_TORCH):
-        cause = f"torch.manual_seed({one.seed}) on both: add the rank to the seed once the weights are made"
-        if one.step != two.step and one.seed != of_first.seed:
-            cause = (
-                f"torch.manual_seed({one.seed}) in step {one.step} of rank {first} and in step {two.step} of rank "
-                f"{second}: sums of step and rank meet; step * world_size + rank does not"
-            )
-    elif IN_WORKER in one.where and IN_WORKER in two.where:
-        cause = (
-            "worker_init_fn gives workers of both ranks one seed: add rank * num_workers to it, or leave the seeds to "
-            "the DataLoader, which draws them from torch's generator"
-        )
-    else:
-        cause = (
-            "the generator is in one state on both: add the rank to what it is seeded with; agreed= is for global ones "
-            "by which ranks decide together"
-        )
+    seeded = one.seed == two.seed and same[0].startswith(OF_TORCH)
+    sums_meet = one.step != two.step and one.seed != of_first.seed
+    in_workers = IN_WORKER in one.where and IN_WORKER in two.where
+    table = {
+        "each holds a part of a divided module, whose masks must differ: draw there from a stream of the rank's": (
+            divided_alone
+        ),
+        "worker_init_fn gives workers of both ranks one seed: add rank * num_workers to it, or leave the seeds to the "
+        "DataLoader, which draws them from torch's generator": in_workers,
+        f"torch.manual_seed({one.seed}) in step {one.step} of rank {first} and in step {two.step} of rank {second}: "
+        "sums of step and rank meet; step * world_size + rank does not": seeded and sums_meet,
+        f"torch.manual_seed({one.seed}) on both: add the rank to the seed once the weights are made": seeded,
+        "the generator is in one state on both: add the rank to what it is seeded with; agreed= is for global ones by "
+        "which ranks decide together": True,
+    }
     raise failure(
         f"{who}: ranks {first} and {second} draw the same random numbers: "
         f"rank {first} in {one.where}, rank {second} in {two.where}",
         draws=f"{len(of_first.draws)} on rank {first}, {len(of_second.draws)} on rank {second}, {len(same)} the same",
-        likely_cause=cause,
+        likely_cause=explain(same, *([Candidate.when(text, true)] for text, true in table.items())),
         case=facts,
     )
 

@@ -11,24 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from pdlcheck.checks.message import case, failure, made_by_start, name_of, takes_world
+from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
+from pdlcheck.checks.replicas.causes import Differing, diagnose
 from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["Look", "check_replicas_in_sync", "check_same_start", "require_in_sync"]
-
-_ONLY_GRADIENTS = (
-    "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
-    "models, which gradients=False accepts, or that accumulates them for a later one, which sync_every= accepts"
-)
-_WHOLE = (
-    "give as model what each rank holds whole, such as a plain copy that start and step fill within "
-    "summon_full_params(); what fully_shard divides is compared whole"
-)
-_FLAT = f"these are shards, not replicas: each rank holds a part of a flat tensor, as under FSDP1; {_WHOLE}"
-_SHAPES = f"shapes differ: ranks made other models, or these are shards, not replicas; then {_WHOLE}"
 
 Start = Callable[[], tuple[nn.Module, Callable[[int], object]]]
 
@@ -106,7 +96,7 @@ def require_in_sync(who: str, start: Start, world: Any, look: Look, *, world_siz
         [trace.value for trace in traces],
         first.names,
         buffers=_only_buffers(first.where, [trace.value for trace in traces], first.names),
-        likely_cause=_cause(first.where, first.names, look.gradients, [trace.value for trace in traces]),
+        likely_cause=diagnose(Differing(first.where, first.names, look.gradients, [trace.value for trace in traces])),
         case=facts,
     )
 
@@ -185,6 +175,7 @@ def _raise_where_replicas_differ(when: str, values: list[State], names: list[str
             name,
             (state.get(name), values[0].get(name)),
             "rank 0 holds",
+            Place(rank),
             tensors=counts,
             **details,
         )
@@ -205,67 +196,3 @@ def _only_buffers(where: int, values: list[State], names: list[str]) -> str | No
         f"{', '.join(told)}{', ...' if len(names) > 3 else ''} differ from rank 0's, parameters are alike: "
         "right only for statistics of a rank's own data, which buffers=False accepts"
     )
-
-
-def _cause(where: int, names: list[str], gradients: bool, values: list[State]) -> str | None:
-    kinds = {name.split()[0] for name in names}
-    if kinds == {"buffer"}:
-        if where == 0:
-            return "only buffers differ: they were not broadcast, or were changed on some rank after the broadcast"
-        return None
-    if any("_flat_param" in name for name in names):
-        return _FLAT
-    if _shapes_differ(names, values):
-        return _SHAPES
-    if where == 0:
-        return "initial weights were not broadcast, or were changed on some rank after the broadcast"
-    if "gradient" in kinds:
-        alone = _ONLY_GRADIENTS if kinds == {"gradient"} else ""
-        factors = _factors(values)
-        if factors:
-            told = ", ".join(f"rank {rank}: {factor:.6g}" for rank, factor in enumerate(factors))
-            return (
-                f"all gradients of a rank are one factor times those of rank 0 ({told}): scaled by a value of that "
-                f"rank after they were synchronised, or not synchronised where losses differ by that factor{alone}"
-            )
-        return (
-            "gradients differ: they were not synchronised on all ranks, or not all of them, or changed "
-            f"afterwards{alone}"
-        )
-    if not gradients:
-        return "models were not averaged on all ranks, or not at this step"
-    if all(grad is None for name, grad in values[0].items() if name.startswith("gradient")):
-        return (
-            "no gradients are left to look at: they were not synchronised, or what uses them differs between ranks; "
-            "zero_grad() before the backward pass, not after the step, lets this check tell"
-        )
-    if all(values[0].get(name.replace("parameter", "gradient of", 1)) is None for name in names):
-        return "no gradient reaches them: what else changes them, such as an average of weights, differs between ranks"
-    return (
-        "gradients agree: optimizer states or learning rates differ, or on some rank the step was not taken, or "
-        "weights were changed"
-    )
-
-
-def _shapes_differ(names: list[str], values: list[State]) -> bool:
-    held = [[state.get(name) for state in values] for name in names if name.startswith("parameter")]
-    return any(len({tensor.shape for tensor in tensors if tensor is not None}) > 1 for tensors in held)
-
-
-def _factors(values: list[State]) -> list[float]:
-    """Return, for each rank, its gradients' factor relative to those of rank 0; empty if a rank has no such factor."""
-    grads = [
-        [grad for name, grad in state.items() if grad is not None and name.startswith("gradient")] for state in values
-    ]
-    everyone = [torch.cat([_real(grad).flatten() for grad in own] or [torch.zeros(0)]) for own in grads]
-    first = everyone[0]
-    if any(one.shape != first.shape for one in everyone) or first.count_nonzero() < 2:
-        return []  # a single number is always a factor times another
-    rounding = 4 * max(torch.finfo(grad.dtype).eps for grad in grads[0])
-    factors = [float(one.dot(first) / first.dot(first)) for one in everyone]
-    pairs = zip(everyone, factors, strict=True)
-    return factors if all(f > 0 and torch.allclose(one, f * first, rtol=rounding, atol=0) for one, f in pairs) else []
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas.rules import (
     Course,
     Rule,
@@ -127,9 +130,11 @@ def check_local_sgd(
         step, name = wrong[rank] or (0, "")
         _raise_wrong(
             f"{name_of(wrap)}: {_after(step, each[rank])} rank {rank}",
-            (name, found[rank][step], expected[rank][step]),
+            Place(rank, name, step=step + 1),
+            found[rank][step],
+            expected[rank][step],
             wrong_ranks=", ".join(map(str, at_fault)),
-            likely_cause=_cause(found, course, rule) or _divisor(found[rank][step], expected[rank][step], len(each)),
+            likely_cause=_diagnose(found, course, rule, _divisor(found[rank][step], expected[rank][step], len(each))),
             case=facts,
         )
     _require_equal_replicas(name_of(wrap), found, rule, each, facts)
@@ -190,40 +195,49 @@ def _off(found: Tensor, expected: Tensor) -> Tensor:
     return ~((found.double() - expected.double()).abs() <= RELATIVE * scale)
 
 
-def _raise_wrong(who: str, what: tuple[str, dict[str, Tensor], dict[str, Tensor]], **details: object) -> None:
+def _raise_wrong(who: str, place: Place, have: dict[str, Tensor], want: dict[str, Tensor], **details: object) -> None:
+    """Raise for the tensor at ``place``, of which a rank holds ``have`` and the reference ``want``."""
     __tracebackhide__ = True
-    name, have, want = what
+    name = place.tensor
+    assert name is not None
     if name not in have or name not in want:
         holders = ("nothing", "values") if name not in have else ("values", "nothing")
-        raise failure(f"{who} holds {holders[0]} as {name}, replicas in one process hold {holders[1]}", **details)
+        raise failure(
+            f"{who} holds {holders[0]} as {name}, replicas in one process hold {holders[1]}", place, **details
+        )
     at = first_index(_off(have[name], want[name]))
     raise failure(
         f"{who} holds {show(have[name][at])} at {at} of {name}, replicas in one process hold {show(want[name][at])}",
+        replace(place, index=at, found=have[name][at], expected=want[name][at]),
         **details,
     )
 
 
-def _cause(found: list[Trace], course: Course, rule: Rule) -> str | None:
-    """Return the first wrong rule that explains the traces of all ranks.
+def _diagnose(found: list[Trace], course: Course, rule: Rule, divisor: str | None) -> Diagnosis:
+    """Return the wrong rules that explain the traces of all ranks.
 
-    If none does, try each wrong rule with another treatment of buffers.
+    If none does, try each wrong rule with another treatment of buffers, and then ``divisor``.
     """
 
-    def explains(other: Rule) -> bool:
+    def explains(other: Rule, found: list[Trace]) -> bool:
         traces = simulate(course, other)
         return all(_first_wrong(have, want) is None for have, want in zip(found, traces, strict=True))
 
+    def candidate(text: str, other: Rule) -> Candidate[list[Trace]]:
+        return Candidate(text, holds=partial(explains, other))
+
     others = list(alternatives(rule))
-    for text, other in others:
-        if explains(other):
-            return text
-    if not any(name.startswith("buffer") for name in found[0][0]):
-        return None
-    for text, other in others:
-        for and_buffers, both in with_other_buffers(other) if other.buffers == rule.buffers else ():
-            if explains(both):
-                return f"{text}; and {and_buffers}"
-    return None
+    has_buffers = any(name.startswith("buffer") for name in found[0][0])
+    return explain(
+        found,
+        [candidate(text, other) for text, other in others],
+        *(
+            [candidate(f"{text}; and {and_buffers}", both)]
+            for text, other in (others if has_buffers else ())
+            for and_buffers, both in (with_other_buffers(other) if other.buffers == rule.buffers else ())
+        ),
+        [] if divisor is None else [Candidate.when(divisor, True)],
+    )
 
 
 def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:
@@ -256,6 +270,7 @@ def _require_equal_replicas(who: str, found: list[Trace], rule: Rule, steps: Seq
                         name,
                         (value, found[0][step][name]),
                         "rank 0 holds",
+                        Place(rank, step=step + 1 if step >= 0 else None),
                         case=facts,
                     )
 

@@ -5,17 +5,20 @@ Every rank starts with other random numbers. So equal values after the call are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain, predictions
+from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.rank_results import group_of
 from pdlcheck.checks.state import State, digest, made_by, require_bits, scramble, state_of, tied_names
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_average_parameters", "check_broadcast_parameters"]
@@ -70,7 +73,8 @@ def check_broadcast_parameters(
                 name,
                 (tensor, expected[name]),
                 f"rank {src} had",
-                likely_cause=_broadcast_cause(name, tensor, rank, src, models),
+                Place(rank),
+                likely_cause=_why_not_sent(name, tensor, rank, src, models),
                 case=facts,
             )
 
@@ -127,9 +131,10 @@ def check_average_parameters(
                 raise failure(
                     f"{name_of(average)}: rank {rank} holds {show(found[at])} at {at} of {name}, "
                     f"the mean over ranks is {show(mean[at])}",
+                    Place(rank, name, at, found[at], mean[at]),
                     contributions=", ".join(f"rank {r}: {show(row[at])}" for r, row in enumerate(given)),
                     allowed="an exact mean of integers" if exact else f"{show(bound[at])} off",
-                    likely_cause=_average_cause(found.double()[at], torch.stack([row[at] for row in given]), rank),
+                    likely_cause=_why_not_averaged(found, given, rank, wrong),
                     cure="buffers=False accepts what ranks keep by intention" if name.startswith("buffer") else None,
                     case=facts,
                 )
@@ -138,6 +143,7 @@ def check_average_parameters(
                 name,
                 (found, models[0].after[name]),
                 "rank 0 holds",
+                Place(rank),
                 likely_cause="ranks add in different orders",
                 case=facts,
             )
@@ -194,27 +200,44 @@ def _tensor(state: State, name: str) -> Tensor:
     return found
 
 
-def _broadcast_cause(name: str, found: Tensor | None, rank: int, src: int, models: list[Model]) -> str | None:
-    for other, model in enumerate(models):
+def _why_not_sent(name: str, found: Tensor | None, rank: int, src: int, models: list[Model]) -> Diagnosis:
+    """Return which rank's tensor this one is."""
+
+    def is_that_of(model: Model, held: State) -> bool:
         given = model.before[name]
-        if other != src and found is not None and given is not None and digest({"": found}) == digest({"": given}):
-            if other == rank:
-                return f"it kept its own {name.split()[0]}: it was left out of the broadcast"
-            return f"it holds what rank {other} had: the wrong rank sent"
-    return None
+        return given is not None and held[name] is not None and digest(held) == digest({name: given})
+
+    kind, others = name.split()[0], [other for other in range(len(models)) if other not in (rank, src)]
+    kept = f"it kept its own {kind}: it was left out of the broadcast"
+    return explain(
+        {name: found},
+        [Candidate(kept, holds=partial(is_that_of, models[rank]))] if rank != src else [],
+        [
+            Candidate(f"it holds what rank {other} had: the wrong rank sent", holds=partial(is_that_of, models[other]))
+            for other in others
+        ],
+    )
 
 
-def _average_cause(found: Tensor, given: Tensor, rank: int) -> str | None:
-    world_size = len(given)
-    causes = [
-        ("it kept its own value: it was not averaged", given[rank]),
-        ("it is the sum: it was not divided by world_size", given.sum()),
-        ("it was divided by world_size twice", given.mean() / world_size),
-        ("it is the mean rounded to an integer", given.mean().trunc()),
-        *((f"it is the value of rank {other}", given[other]) for other in range(world_size)),
-        *(
-            (f"the value of rank {other} is missing", (given.sum() - given[other]) / world_size)
-            for other in range(world_size)
-        ),
-    ]
-    return next((text for text, value in causes if torch.isclose(found, value, rtol=1e-6, atol=0)), None)
+def _why_not_averaged(found: Tensor, given: Tensor, rank: int, wrong: Tensor) -> Diagnosis:
+    """Return the mistakes that explain all wrong elements of a tensor; ``given`` has those of each rank, stacked."""
+    eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+    return explain(
+        found,
+        predictions(_wrong_averages(given, rank)),
+        tolerance=Tolerance(relative=max(1e-6, len(given) * eps)),
+        expected=given.mean(0),
+        wrong=wrong,
+    )
+
+
+def _wrong_averages(given: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
+    world_size, total = len(given), given.sum(0)
+    yield "it kept its own value: it was not averaged", given[rank]
+    yield "it is the sum: it was not divided by world_size", total
+    yield "it was divided by world_size twice", total / world_size / world_size
+    yield "it is the mean rounded to an integer", given.mean(0).trunc()
+    for other in range(world_size):
+        if other != rank:
+            yield f"it is the value of rank {other}", given[other]
+        yield f"the value of rank {other} is missing", (total - given[other]) / world_size

@@ -2,124 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from pdlcheck.checks.tolerances import RELATIVE, ROUNDED
+from pdlcheck.checks.diagnosis import Candidate
+from pdlcheck.checks.tolerances import RELATIVE, ROUNDED, Tolerance
 
 __all__ = [
     "Cause",
-    "first",
     "multiple",
     "of_output",
     "of_parameter",
     "of_parts",
     "of_the_way_back",
-    "off",
     "rounded",
     "scaled",
+    "tolerance_of",
 ]
 
-Cause = tuple[str, Tensor, Tensor]  # the text is likely if the two tensors are equal
+Cause = Candidate[Tensor]
 
 
-def first(causes: Iterable[Cause], relative: float) -> str | None:
-    """Return the text of the first likely cause, or None."""
-    for text, one, other in causes:
-        if one.shape == other.shape and not off(one, other, relative).any():
-            return text
-    return None
-
-
-def off(value: Tensor, goal: Tensor, relative: float) -> Tensor:
-    """Return a mask of the elements that differ.
-
-    The tolerance is ``relative`` times the largest finite element of ``goal``.
-    """
-    finite = goal[goal.isfinite()].abs()
-    allowed = relative * max(float(finite.max()), 1e-3) if finite.numel() else 0.0
-    return ~(((value - goal).abs() <= allowed) | (value == goal) | (value.isnan() & goal.isnan()))
+def tolerance_of(relative: float) -> Tolerance:
+    """Return the tolerance for a tensor; ``relative`` is of its largest element, and of 1e-3."""
+    return Tolerance(relative=relative, absolute=relative * 1e-3)
 
 
 def rounded(value: Tensor, goal: Tensor) -> Iterator[Cause]:
     """Yield a cause if the layer is right but computes in float32 where the comparison is in float64."""
-    if goal.any() and not off(value, goal, RELATIVE[torch.float32]).any():
-        yield ROUNDED, goal, goal
+    near = tolerance_of(RELATIVE[torch.float32]).accepts(value, goal)
+    yield Candidate.when(ROUNDED, bool(goal.any()) and bool(near.all()))
 
 
-def scaled(value: Tensor, goal: Tensor, world_size: int) -> Iterator[Cause]:
-    """Yield the causes of a value that is zero, or a multiple of ``goal`` by world_size."""
-    yield "it is zero, or None: nothing comes back", value, torch.zeros_like(goal)
-    as_many = f"it is world_size = {world_size} times too"
-    also = f", or a factor of {world_size} is missing"
-    yield f"{as_many} large: summed over ranks once too often{also}", value, goal * world_size
-    yield f"{as_many} small: divided once too often{also}", value, goal / world_size
+def scaled(goal: Tensor, world_size: int, *, factors: bool = True) -> Iterator[Cause]:
+    """Yield the causes of a value that is zero and, with ``factors``, of a multiple of ``goal`` by world_size."""
+    yield Candidate.of("it is zero, or None: nothing comes back", torch.zeros_like(goal))
+    if factors:
+        as_many = f"it is world_size = {world_size} times too"
+        also = f", or a factor of {world_size} is missing"
+        yield Candidate.of(f"{as_many} large: summed over ranks once too often{also}", goal * world_size)
+        yield Candidate.of(f"{as_many} small: divided once too often{also}", goal / world_size)
 
 
 def multiple(value: Tensor, goal: Tensor) -> Iterator[Cause]:
-    """Yield the best-fitting multiple of ``goal``, for a value that no other cause explains."""
-    if value.shape == goal.shape and goal.any():
+    """Yield the best-fitting multiple of ``goal``, for a value that no other cause explains.
+
+    A single element is a multiple of any other, so that it proves nothing.
+    """
+    if value.shape == goal.shape and goal.count_nonzero() > 1:
         times = float((value * goal.conj()).sum().real / (goal * goal.conj()).sum().real)
-        yield f"it is {times:.6g} times what it should be", value, goal * times
+        yield Candidate.of(f"it is {times:.6g} times what it should be", goal * times)
 
 
-def of_parts(value: Tensor, goal: Tensor, everyone: Sequence[Tensor]) -> Iterator[Cause]:
+def of_parts(goal: Tensor, everyone: Sequence[Tensor], near: Tolerance) -> Iterator[Cause]:
     """Yield the causes in which each rank holds its part of the right value.
 
     Args:
-        value: the tensor of this rank.
         goal: the right tensor of this rank.
         everyone: the tensor of each rank.
+        near: the tolerance.
     """
     size = len(everyone)
     if all(part.shape == goal.shape for part in everyone):
         total = torch.stack(list(everyone)).sum(0)
-        yield "it is this rank's own part: all ranks' parts add up to what is right", total, goal
-        yield "it is this rank's own part: the mean over all ranks is right", total / size, goal
+        yield _adds_up("it is this rank's own part: all ranks' parts add up to what is right", total, goal, near)
+        yield _adds_up("it is this rank's own part: the mean over all ranks is right", total / size, goal, near)
     for joined in range(goal.dim()):
         for cut in range(goal.dim()):
             if joined != cut and not goal.shape[cut] % size:
                 other = torch.cat(goal.chunk(size, cut), joined).reshape(goal.shape)
-                yield f"parts of dimension {cut} are joined along dimension {joined}", value, other
+                yield Candidate.of(f"parts of dimension {cut} are joined along dimension {joined}", other)
 
 
-def of_the_way_back(value: Tensor, goal: Tensor) -> Iterator[Cause]:
-    """Yield the cause of a wrong input gradient where outputs and the gradients of parameters are right."""
-    if value.shape == goal.shape:
-        yield (
-            "outputs and gradients of parameters are right: the way back to the input is cut or wrong, as by a "
-            "collective in the forward pass that has no backward pass",
-            value,
-            value,
-        )
+def of_the_way_back() -> Iterator[Cause]:
+    """Yield the note for a wrong input gradient where outputs and the gradients of parameters are right."""
+    yield Candidate.when(
+        "outputs and gradients of parameters are right: the way back to the input is cut or wrong, as by a collective "
+        "in the forward pass that has no backward pass",
+        true=True,
+    )
+
+
+def _adds_up(text: str, total: Tensor, goal: Tensor, near: Tolerance) -> Cause:
+    """Return a cause that is true if the ranks' parts add up to the right value."""
+    return Candidate.when(text, bool(near.accepts(total, goal).all()))
 
 
 def of_output(
-    value: Tensor, goal: Tensor, parameters: Mapping[str, Tensor], everyone: Sequence[Tensor]
+    goal: Tensor, parameters: Mapping[str, Tensor], everyone: Sequence[Tensor], near: Tolerance
 ) -> Iterator[Cause]:
     """Yield the causes of a wrong output, such as a bias that is added on each rank.
 
     Args:
-        value: the output of this rank.
         goal: the right output of this rank.
         parameters: of the whole layer, by name.
         everyone: the output of each rank.
+        near: the tolerance.
     """
     size = len(everyone)
     for name, parameter in parameters.items():
-        if parameter.dim() == 1 and parameter.shape == value.shape[-1:]:
+        if parameter.dim() == 1 and parameter.shape == goal.shape[-1:]:
             own = parameter.detach()
             again = (size - 1) * own
-            yield f"{name!r} is added on each rank, before the sum over ranks", value, goal + again
+            yield Candidate.of(f"{name!r} is added on each rank, before the sum over ranks", goal + again)
             averaged = own + (goal - own) / size
-            yield f"{name!r} is added to the mean over ranks, where it belongs to the sum", value, averaged
+            yield Candidate.of(f"{name!r} is added to the mean over ranks, where it belongs to the sum", averaged)
             if all(part.shape == goal.shape for part in everyone):
                 total = torch.stack(list(everyone)).sum(0) - again
                 text = f"it is this rank's own part and {name!r}: all parts, and that once, add up to what is right"
-                yield text, total, goal
-    yield from scaled(value, goal, size)
+                yield _adds_up(text, total, goal, near)
+    yield from scaled(goal, size)
 
 
 def of_parameter(
@@ -130,6 +124,7 @@ def of_parameter(
     holders: Tensor,
     world_size: int,
     namesakes: Sequence[Tensor],
+    near: Tolerance,
 ) -> Iterator[Cause]:
     """Yield the causes of a wrong gradient of one parameter on one rank.
 
@@ -141,22 +136,24 @@ def of_parameter(
         holders: for each element, the number of ranks that hold it.
         world_size: number of ranks.
         namesakes: the right gradient of this name on every rank, if the ranks hold different elements; otherwise empty.
+        near: the tolerance.
     """
     padded = torch.where(numbers == 0, torch.zeros_like(value), value)
-    yield "the whole layer has no such element: zeros that pad a parameter would be learned", padded, goal
+    unknown = "the whole layer has no such element: zeros that pad a parameter would be learned"
+    yield Candidate.when(unknown, bool(near.accepts(padded, goal).all()))
     if (holders > 1).any():
         several = int(holders.max())
-        yield f"it is {several} times too large: summed once too often over its holders", value, goal * holders
-        yield f"it is {several} times too small: divided once too often by its holders", value * holders, goal
-        yield f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right", total, goal
-    yield from scaled(value, goal, world_size)
+        large, small = f"it is {several} times too large", f"it is {several} times too small"
+        yield Candidate.of(f"{large}: summed once too often over its holders", goal * holders)
+        yield Candidate.of(f"{small}: divided once too often by its holders", goal / holders.clamp(min=1))
+        own = f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right"
+        yield _adds_up(own, total, goal, near)
+    yield from scaled(goal, world_size, factors=not bool((holders == world_size).all()))
     if namesakes:
         added = torch.stack(list(namesakes)).sum(0)
         for how, mixed in (("sum", added), ("mean", added / len(namesakes))):
-            yield (
+            yield Candidate.of(
                 f"it is the {how} over ranks that have other elements of the whole layer under this name: each keeps "
                 "its own gradient",
-                value,
                 mixed,
             )
-    yield from multiple(value, goal)

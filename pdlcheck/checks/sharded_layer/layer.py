@@ -14,8 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.checks.diagnosis import explain
 from pdlcheck.checks.gradients.no_gradients import none_on
-from pdlcheck.checks.message import case, failure, first_index, name_of, require_list, show, takes_world, wrong_on_ranks
+from pdlcheck.checks.message import (
+    Place,
+    case,
+    failure,
+    first_index,
+    name_of,
+    require_list,
+    show,
+    takes_world,
+    wrong_on_ranks,
+)
 from pdlcheck.checks.rank_results import bits
 from pdlcheck.checks.sharded_layer import causes as likely
 from pdlcheck.checks.sharded_layer.passes import (
@@ -29,7 +40,7 @@ from pdlcheck.checks.sharded_layer.passes import (
     whole_pass,
 )
 from pdlcheck.checks.state import made_wide
-from pdlcheck.checks.tolerances import RELATIVE, require_dtype
+from pdlcheck.checks.tolerances import RELATIVE, Tolerance, require_dtype
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_sharded_layer"]
@@ -99,7 +110,7 @@ def check_sharded_layer(
         >>> world, x = get_world("sim"), torch.ones(1, 4)
         >>> check_sharded_layer(Columns, whole, [x], world, world_size=2, output_of=part_of)
         Traceback (most recent call last):
-        AssertionError: Columns: batch 0: rank 0 holds ... at (0, 0) of the gradient of its input, the whole layer ...
+        pdlcheck.errors.CheckFailed: Columns: batch 0: rank 0 holds ... at (0, 0) of the gradient of its input, the ...
           wrong elements  4 of 4
           likely cause    it is this rank's own part: all ranks' parts add up to what is right
           case            world=sim world_size=2 seed=0
@@ -151,6 +162,14 @@ class _Terms(NamedTuple):
 
     facts: str
     relative: float
+
+    @property
+    def near(self) -> Tolerance:
+        return likely.tolerance_of(self.relative)
+
+    def off(self, value: Tensor, goal: Tensor) -> Tensor:
+        """Return a mask of the elements that differ."""
+        return ~self.near.accepts(value, goal)
 
 
 def _require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], terms: _Terms) -> Tensor:
@@ -208,12 +227,9 @@ def _require_outputs(when: str, number: int, layer: nn.Module, everyone: Sequenc
         for place, (value, goal) in enumerate(zip(found, goals, strict=True)):
             returned = [one.passes[number].outputs for one in everyone]
             parts = [outputs[place] for outputs in returned if place < len(outputs)]
-            causes = [
-                *likely.of_output(value, goal, parameters, parts),
-                *likely.of_parts(value, goal, parts),
-                *likely.multiple(value, goal),
-            ]
-            _require(f"{when} rank {rank} returns", "", value, goal, causes, terms)
+            near = terms.near
+            causes = chain(likely.of_output(goal, parameters, parts, near), likely.of_parts(goal, parts, near))
+            _require(rank, f"{when} rank {rank} returns", "", value, goal, causes, terms)
 
 
 def _require_something(when: str, truth: Pass) -> None:
@@ -232,13 +248,11 @@ def _require_buffers(
         parts = [part.to(goal.dtype) for part in held if part is not None and part.shape == goal.shape]
         for rank, value in enumerate(held):
             if value is not None and value.shape == goal.shape:
-                causes = (
-                    [*likely.of_parts(value, goal, parts), *likely.multiple(value, goal)]
-                    if goal.is_floating_point()
-                    else []
-                )
+                causes = likely.of_parts(goal, parts, terms.near) if goal.is_floating_point() else ()
                 cure = "buffers=False accepts what ranks keep in another way by intention"
-                _require(f"{when} rank {rank} holds", f" of buffer {name!r}", value, goal, causes, terms, cure=cure)
+                _require(
+                    rank, f"{when} rank {rank} holds", f" of buffer {name!r}", value, goal, causes, terms, cure=cure
+                )
 
 
 def _require_parameters(
@@ -265,7 +279,7 @@ def _require_parameters(
     for rank, cut in enumerate(everyone):
         for name, numbers in cut.numbers.items():
             goal = whole_grads[numbers]
-            if likely.off(_or_zeros(cut.passes[number].parameters_grad[name], goal), goal, terms.relative).any():
+            if terms.off(_or_zeros(cut.passes[number].parameters_grad[name], goal), goal).any():
                 wrong[rank].append(name)
     for rank, names in enumerate(wrong):
         for name in names:
@@ -273,13 +287,15 @@ def _require_parameters(
             goal = whole_grads[numbers]
             value = _or_zeros(everyone[rank].passes[number].parameters_grad[name], goal)
             others = _namesakes(name, everyone, whole_grads)
-            causes = likely.of_parameter(value, goal, numbers, total[numbers], held[numbers], len(everyone), others)
+            causes = likely.of_parameter(
+                value, goal, numbers, total[numbers], held[numbers], len(everyone), others, terms.near
+            )
             where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
             what = f" of the gradient of {name!r}"
             more = {"wrong_gradients": where}
             if none := none_on([_none_of(cut, number, numbers) for cut in everyone]):
                 more["none_reached"] = f"{none}, in the backward pass"
-            _require(f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
+            _require(rank, f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
 
 
 def _namesakes(name: str, everyone: Sequence[Cut], whole_grads: Tensor) -> list[Tensor]:
@@ -311,14 +327,9 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Ter
             parts = [_or_zeros(one.passes[number].inputs_grad[place], goal) for one in everyone]
             where = f" of the gradient of {f'input {place}' if len(goals) > 1 else 'its input'}"
             value = parts[rank]
-            causes = [
-                *likely.scaled(value, goal, len(everyone)),
-                *likely.of_parts(value, goal, parts),
-                *likely.multiple(value, goal),
-                *likely.rounded(value, goal),
-                *likely.of_the_way_back(value, goal),
-            ]
-            _require(f"{when} rank {rank} holds", where, value, goal, causes, terms)
+            causes = chain(likely.scaled(goal, len(everyone)), likely.of_parts(goal, parts, terms.near))
+            hints = likely.of_the_way_back()
+            _require(rank, f"{when} rank {rank} holds", where, value, goal, causes, terms, hints)
 
 
 def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[Cut], terms: _Terms) -> None:
@@ -349,26 +360,38 @@ def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[
 
 
 def _require(
+    rank: int,
     who: str,
     of: str,
     value: Tensor,
     goal: Tensor,
     causes: Iterable[likely.Cause],
     terms: _Terms,
+    hints: Iterable[likely.Cause] = (),
+    /,
     **more: str,
 ) -> None:
     __tracebackhide__ = True
     if not value.is_floating_point() and not value.is_complex():
         value, goal = value.double(), goal.double()
-    wrong = likely.off(value, goal, terms.relative)
+    wrong = terms.off(value, goal)
     if not wrong.any():
         return
     at = first_index(wrong)
     raise failure(
         f"{who} {show(value[at])} at {at}{of}, the whole layer {show(goal[at])}",
+        Place(rank, of.removeprefix(" of ") or "output", at, value[at], goal[at]),
         wrong_elements=f"{int(wrong.sum())} of {value.numel()}",
         **more,
-        likely_cause=likely.first(chain(causes, likely.rounded(value, goal)), terms.relative),
+        likely_cause=explain(
+            value,
+            causes,
+            likely.multiple(value, goal),
+            likely.rounded(value, goal),
+            tolerance=terms.near,
+            expected=goal,
+            hints=hints,
+        ),
         case=terms.facts,
     )
 

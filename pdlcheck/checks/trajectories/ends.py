@@ -9,16 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pdlcheck.checks.message import failure, first_index, name_of, show
+from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import State, state_of
-from pdlcheck.checks.trajectories.causes import (
-    Precision,
-    how_far,
-    how_ranks_differ,
-    likely_cause,
-    wants_another_dtype,
-    why_another_way,
-)
+from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
+from pdlcheck.checks.trajectories.precision import Precision, wants_another_dtype
 from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
 from pdlcheck.errors import Inconclusive
 
@@ -43,6 +37,7 @@ class Goal(NamedTuple):
         rounding: the effect of rounding on the training.
         precision: the tolerances.
         what: the name of the training, for messages.
+        steps: the number of steps.
     """
 
     begin: State
@@ -50,6 +45,7 @@ class Goal(NamedTuple):
     rounding: Rounding
     precision: Precision
     what: str
+    steps: int
 
 
 def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int, precision: Precision) -> Goal:
@@ -61,7 +57,7 @@ def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: 
     expected = ends(start, taken)
     begin = _begin(start, expected[0], lambda: ends(start, 0), name_of(train))
     rounding = Rounding(lambda model: ends(model, taken)[0], start, expected[0], precision.dtype)
-    return Goal(begin, expected, rounding, precision, name_of(train))
+    return Goal(begin, expected, rounding, precision, name_of(train), taken)
 
 
 def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[State]:
@@ -89,7 +85,7 @@ def require_near(
         goal: the right end.
         case: the facts, as in other messages.
         cause: replaces the likely cause.
-        otherwise: the cause if no other is likely.
+        otherwise: a hint if no cause is known.
 
     Raises:
         AssertionError: names the first wrong tensor, index and value, all wrong tensors, and the likely cause.
@@ -139,16 +135,14 @@ def require_near(
         learned = [name for name in names if name.startswith("parameter")]
         parameters = [name for name in ends if name.startswith("parameter")]
         moved = [name for name in parameters if name in learned or _moved(ends, begins, name)]
-        agreed = len(ranks) > 1 and apart is None
+        ways = Ways(way, went, precision, len(ranks), apart, not learned, goal.what, learned, moved)
         raise failure(
             f"{who} holds {show(first[at])} at {at} of {names[0]}, {what} {show(right[at])}",
+            Place(rank, names[0], at, first[at], right[at], goal.steps),
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,
-            likely_cause=cause
-            or likely_cause(way, went, precision, len(ranks), apart, of_buffers=not learned)
-            or otherwise
-            or (why_another_way(way, went, goal.what, learned, moved, len(ranks)) if agreed else None),
+            likely_cause=cause or diagnose(ways, otherwise=otherwise),
             case=case,
         )
     if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:

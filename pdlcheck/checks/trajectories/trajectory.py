@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pdlcheck.checks.message import case, failure, name_of, takes_world
+from pdlcheck.checks.message import Place, case, failure, name_of, takes_world
 from pdlcheck.checks.state import State, require_bits
-from pdlcheck.checks.trajectories.causes import Precision, how_ranks_differ, made_for, precision_of
+from pdlcheck.checks.trajectories.causes import how_ranks_differ
 from pdlcheck.checks.trajectories.ends import Train, ends_of, goal_of, require_near
+from pdlcheck.checks.trajectories.precision import Precision, made_for, precision_of
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_same_trajectory", "check_world_size_does_not_matter"]
@@ -145,6 +146,7 @@ def check_world_size_does_not_matter(
                     name,
                     (state[name], ranks[0][name]),
                     "rank 0 holds",
+                    Place(rank, step=steps),
                     case=facts,
                 )
         trained.append(ranks[0])
@@ -161,7 +163,7 @@ def _unusual(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def _left_over(taken: int) -> str | None:
-    """Return a cause for a fault that appears only now, after the step before was right; None after the first step."""
+    """Return a hint for a fault that appears only now, after the step before was right; None after the first step."""
     if taken == 1:
         return None
     return (

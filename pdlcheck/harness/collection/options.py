@@ -74,6 +74,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "on sim, draw what the ranks of each test did: DIR/TEST.svg, and DIR/TEST.json for ui.perfetto.dev; "
         "of a test that calls world.run several times, the last call",
     },
+    "json": {
+        "metavar": "FILE",
+        "help": "write one line of JSON for each result: the test, its world and outcome, and the fields of a failed "
+        "check, such as rank, tensor, index, found, expected and cause",
+    },
     "subject": {
         "action": "append",
         "metavar": "NAME=MODULE:FUNCTION",
@@ -101,7 +106,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "skipped",
     },
 }
-_WITHOUT_SHORT_NAME = {"launch", "plain", "seed"}
+_WITHOUT_SHORT_NAME = {"json", "launch", "plain", "seed"}
 SHORT_NAMES = {f"--{name}": f"{PREFIX}{name}" for name in _OPTIONS if name not in _WITHOUT_SHORT_NAME}
 
 

@@ -29,7 +29,7 @@ def _name(source):
 
 def _errors(output):
     """Return the first line of each exception, without its module, which pytest omits on processes."""
-    return re.findall(r"^E +(?:\w+\.)*(\w*(?:Error|Deadlock): .*)", output, re.M)
+    return re.findall(r"^E +(?:\w+\.)*(\w*(?:Error|Deadlock|CheckFailed): .*)", output, re.M)
 
 
 @pytest.fixture

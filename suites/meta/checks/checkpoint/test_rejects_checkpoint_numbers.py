@@ -133,7 +133,7 @@ def test_the_number_that_was_lost_is_named_with_both_values(world, trainer, lost
 
 
 def test_where_nothing_heals_it_what_differs_is_shown_all_the_same(world):
-    words = r"none of the weights, .* alone\n  evidence      .*\['epoch'\] is 1 instead of 2"
+    words = r"no known cause fits; excluded: \"the weights alone\", .*\n  evidence      .*\['epoch'\] is 1 instead of 2"
     with pytest.raises(AssertionError, match=words):
         check_resume(starts(AnotherOptimizer), world, saved_after=2, steps=4)
 

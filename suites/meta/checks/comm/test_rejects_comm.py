@@ -19,7 +19,7 @@ from pdlcheck.checks import (
 )
 from pdlcheck.checks.rank_results import possible_order
 from pdlcheck.checks.strategies import rank_tensors
-from pdlcheck.errors import Deadlock
+from pdlcheck.errors import CheckFailed, Deadlock
 from pdlcheck.worlds import get_world
 
 from .collectives_by_hand import (
@@ -385,3 +385,26 @@ def test_numbers_that_are_none_are_moved_as_they_are(world):
     check_reduce_scatter(scattered, NANS, world)
     with pytest.raises(AssertionError, match=r"rank 0 holds 0 at \(0, 0\), .* gave nan"):
         check_all_gather(lambda tensor: [x.nan_to_num() for x in everyone(tensor)], NANS, world)
+
+
+def test_results_that_two_causes_lead_to_name_both(world):
+    """With a zero on rank 0, the sum without rank 1 is also the input of rank 2."""
+    inputs = [torch.full((2,), value) for value in (0.0, 1.0, 2.0)]
+
+    def from_rank_2(tensor):
+        dist.broadcast(tensor, 2)
+
+    with pytest.raises(CheckFailed) as caught:
+        check_all_reduce(from_rank_2, inputs, world)
+    assert caught.value.cause == (
+        "2 causes fit: (1) the input of rank 1 is missing; (2) it is the input of rank 2: copied, not added"
+    )
+
+
+def test_results_that_no_cause_explains_name_what_is_excluded(world):
+    def odd(tensor):
+        tensor.copy_(torch.arange(tensor.numel()) * 7.5 + 1000)
+
+    with pytest.raises(CheckFailed, match='no known cause fits; excluded: "this rank\'s own input", ') as caught:
+        check_all_reduce(odd, [torch.ones(3)] * 3, world)
+    assert caught.value.cause is None

@@ -18,7 +18,7 @@ from pdlcheck.checks import (
     check_same_trajectory,
     check_world_size_does_not_matter,
 )
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 MSE = nn.MSELoss()
 X = torch.tensor([[1.0, 2], [3, -1], [2, 2], [-1, 1], [0.5, -2], [1, -3]])
@@ -238,6 +238,49 @@ def test_check_gradients_tells_the_subgroup(world, groups, divided_by, cause):
         check_gradients_equal_single_process(net, MSE, shards, in_a_subgroup(groups, divided_by), world)
 
 
+def diagnosed(sync, shards, world):
+    with pytest.raises(CheckFailed) as caught:
+        check_gradients_equal_single_process(net, MSE, shards, sync, world)
+    return caught.value
+
+
+def test_causes_that_lead_to_the_same_gradients_are_both_named(world):
+    one_sample_each = [(X[:1], Y[:1]), (X[1:2], Y[1:2])]
+    assert diagnosed(divided_twice, one_sample_each, world).cause == (
+        "2 causes fit: (1) it is world_size = 2 times too small: divided once too often; "
+        "(2) it is 2 times too small: divided by the samples again"
+    )
+    assert (
+        diagnosed(without_division, EVEN, world).cause == "it is world_size = 3 times too large: summed, not averaged"
+    )
+
+
+def test_gradients_of_zero_fit_no_factor(world):
+    assert diagnosed(zeroed, EVEN, world).cause == "it is zero, or None: gradients were lost"
+
+
+def test_gradients_that_no_cause_explains_have_none(world):
+    def noise(model, num_samples):
+        for number, grad in enumerate(grads(model)):
+            grad.copy_(torch.arange(grad.numel()).reshape(grad.shape) + number)
+
+    error = diagnosed(noise, EVEN, world)
+    assert error.cause is None
+    assert 'likely cause     no known cause fits; excluded: "zero, or None", "world_size = 3 times too ' in str(error)
+
+
+def test_ranks_that_are_right_are_a_note_and_no_cause(world):
+    def on_rank_0_alone(model, num_samples):
+        mean(model, num_samples)
+        if dist.get_rank():
+            for number, grad in enumerate(grads(model)):
+                grad += number + 1
+
+    error = diagnosed(on_rank_0_alone, EVEN, world)
+    assert error.cause is None
+    assert "; note: they are right on rank 0 alone: what is reduced does not reach all" in str(error)
+
+
 def test_check_gradients_rejects_a_millionth_on_one_rank(world):
     with pytest.raises(AssertionError, match=r"rank 2 holds \S+ at \(1, 0\) of the gradient of '0.weight'"):
         check_gradients_equal_single_process(net, MSE, EVEN, off_by_a_little, world)
@@ -390,7 +433,7 @@ def test_check_same_trajectory_says_that_nothing_moved(world):
     def of_a_copy(model, steps):
         train(mean)(copy.deepcopy(model), steps)
 
-    told = "they did not move: no gradient reached the optimizer, .* or another model, such as a copy, was trained"
+    told = "they did not move\n  likely cause +no gradient reached the optimizer, .*, such as a copy, was trained"
     with pytest.raises(AssertionError, match=told):
         check_same_trajectory(of_a_copy, train(mean), net, world)
 
@@ -419,7 +462,9 @@ def test_check_same_trajectory_tells_no_way_where_the_reference_does_not_go(worl
     def with_buffer():
         return nn.Sequential(nn.BatchNorm1d(2).eval(), nn.Linear(2, 1))
 
-    with pytest.raises(AssertionError, match=r"wrong tensors  1 of 6: buffer '0.running_mean'\n  case"):
+    with pytest.raises(
+        AssertionError, match=r"wrong tensors  1 of 6: buffer '0.running_mean'\n  likely cause   no known cause fits\n"
+    ):
         check_same_trajectory(moved_too, train(mean), with_buffer, world)
 
 

@@ -81,7 +81,7 @@ BROKEN = {
     "in the degree only": (
         partial(twin, rounds=5, repeated="collapsed in degree"),
         REPEATED,
-        "likely cause +the sum is above 1",
+        "likely cause +no known cause fits; .*; note: the sum is above 1",
     ),
     # pr-transposed
     "transposed": (
@@ -275,12 +275,12 @@ def test_the_message_names_the_node_its_in_edges_the_sum_and_the_case():
         check_pagerank(partial(twin, drop_dangling=True), DANGLING)
     assert str(caught.value).splitlines() == [
         "twin: node 2 holds 0.1318125, the dense solution is 0.520869350457",
-        "  in-edges       0 -> 2, 1 -> 2",
-        "  distance       sum |found - expected| = 7.469e-01, allowed 1.0e-08",
-        "  sum            0.2530625",
-        "  likely cause   dangling mass dropped: the scores are exactly those",
-        "  case           num_nodes=3 num_edges=3 damping=0.85 dangling=1 dtype=float64",
-        "  edges          0 -> 1, 0 -> 2, 1 -> 2",
+        "  in-edges      0 -> 2, 1 -> 2",
+        "  distance      sum |found - expected| = 7.469e-01, allowed 1.0e-08",
+        "  sum           0.2530625",
+        "  likely cause  dangling mass dropped: the scores are exactly those",
+        "  case          num_nodes=3 num_edges=3 damping=0.85 dangling=1 dtype=float64",
+        "  edges         0 -> 1, 0 -> 2, 1 -> 2",
     ]
 
 

@@ -186,7 +186,7 @@ def test_check_clip_grad_norm_rejects_copies_that_count(world):
 
 
 def test_check_clip_grad_norm_says_what_to_pass_for_copies_alone(world):
-    cure = "; if these are copies of one gradient .data parallel., pass counted= with True on one rank alone\n"
+    cure = "; if these are copies of one gradient .data parallel., pass counted= with True on one rank alone[;\n]"
     with pytest.raises(AssertionError, match=rf"it must be that of all ranks{cure}"):
         check_clip_grad_norm(torchs_own, world, gradients=REPLICATED, max_norm=1.0)
     with pytest.raises(AssertionError, match="it must be that of all ranks\n"):

@@ -221,7 +221,7 @@ def test_check_grad_scaler_names_every_cause_that_explains_the_weights(world):
     def twice():
         return Agreeing("cpu", init_scale=2.0, growth_interval=2)
 
-    with pytest.raises(AssertionError, match=r"it was not unscaled, or .* or gradients were added over ranks"):
+    with pytest.raises(AssertionError, match=r"it was not unscaled, or .*; \(2\) gradients were added over ranks"):
         check_grad_scaler(twice, world, overflows=STEPS, sync=added)
 
 
@@ -232,7 +232,7 @@ def test_check_grad_scaler_names_no_cause_that_does_not_explain_the_weights(worl
 
     with pytest.raises(AssertionError, match="after step 0 rank 0 holds") as error:
         check_grad_scaler(torchs, world, overflows=STEPS, sync=thirds)
-    assert "likely cause" not in str(error.value)
+    assert error.value.cause is None
 
 
 def clips(scaler, optimizer, module, *, unscaled=True, norm_of=None):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks import check_sharded_layer
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(2))
 
@@ -94,9 +94,12 @@ def counts_twice(whole):
     return made
 
 
-def test_rejects_a_count(world):
-    with pytest.raises(AssertionError, match=r"rank 0 holds 2 at \(\) of buffer 'batches', the whole layer 1\n"):
+def test_rejects_a_count_which_is_no_proof_of_a_factor(world):
+    message = r"rank 0 holds 2 at \(\) of buffer 'batches', the whole layer 1\n"
+    with pytest.raises(CheckFailed, match=message) as caught:
         check(world, counts_twice, [X])
+    assert caught.value.cause is None
+    assert (caught.value.found, caught.value.expected) == (2.0, 1.0)
 
 
 class Balance(nn.Module):

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
+from pdlcheck.checks.trajectories.causes import Ways, diagnose
+from pdlcheck.checks.trajectories.precision import PRECISIONS
 
 from ..layers_by_hand import with_a_way_back, without_a_way_back
 
@@ -122,7 +124,7 @@ def test_a_mean_over_uneven_shares_is_told_from_other_faults(world):
     """A plain mean over uneven shares changes all weights, on all ranks in the same way."""
     told = "ranks agree on another way than that of plainly: samples weigh otherwise, as where means over uneven shares"
     check_same_trajectory(training(weighted), plainly, net, world, world_size=3)
-    with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
+    with pytest.raises(AssertionError, match=rf"\n  likely cause +no known cause fits; .*; note: {told}"):
         check_same_trajectory(training(mean), plainly, net, world, world_size=3)
     for other, world_size in ((one_is_another, 2), (never, 3)):
         with pytest.raises(AssertionError, match="train: after 1 step") as raised:
@@ -326,3 +328,30 @@ def test_a_part_of_a_tensor_is_no_tensor_to_compare(world, cut, shape, cause):
 def test_a_dtype_that_no_training_has_is_refused(world):
     with pytest.raises(ValueError, match=r"check_same_trajectory takes as dtype .* torch.bfloat16; got torch.int64"):
         check_same_trajectory(training(mean), plainly, net, world, dtype=torch.int64)
+
+
+def ways(went, *, world_size=2, right=(1.0, 2.0), **more):
+    right = torch.tensor(right, dtype=torch.float64)
+    fields = {"apart": None, "of_buffers": False, "what": "plainly", "wrong": ["parameter 'a'"], "learned": []}
+    return Ways(right, right * went, PRECISIONS[torch.float64], world_size, **(fields | more))
+
+
+@pytest.mark.parametrize(
+    ("went", "more", "cause"),
+    [
+        (3.0, {"world_size": 3}, "as world_size is 3: gradients are summed"),
+        (1 / 3, {"world_size": 3}, "as world_size is 3: gradients are divided by it"),
+        (0.0, {}, "no gradient reached the optimizer"),
+        (1.0001, {"world_size": 1}, None),  # one rank: no sum differs from a mean
+        (2.0, {"right": (0.0, 0.0)}, None),  # any factor of zero is zero
+    ],
+)
+def test_a_factor_of_zero_or_one_is_a_case_of_its_own(went, more, cause):
+    found = diagnose(ways(went, **more)).cause
+    assert found is None if cause is None else found.startswith(cause)
+
+
+def test_what_a_later_step_shows_is_a_note():
+    diagnosis = diagnose(ways(torch.tensor([1.0, -1.0])), otherwise="all was right after 1 step(s)")
+    assert diagnosis.cause is None
+    assert str(diagnosis).endswith("; note: all was right after 1 step(s)")

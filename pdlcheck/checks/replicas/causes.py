@@ -1,0 +1,122 @@
+"""The causes of replicas that differ, by what differs and when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.state import State
+
+__all__ = ["Differing", "diagnose"]
+
+_BUFFERS = "only buffers differ: they were not broadcast, or were changed on some rank after the broadcast"
+_INITIAL = "initial weights were not broadcast, or were changed on some rank after the broadcast"
+_GRADIENTS = "gradients differ: they were not synchronised on all ranks, or not all of them, or changed afterwards"
+_NOT_AVERAGED = "models were not averaged on all ranks, or not at this step"
+_NO_GRADIENTS_LEFT = (
+    "no gradients are left to look at: they were not synchronised, or what uses them differs between ranks; "
+    "zero_grad() before the backward pass, not after the step, lets this check tell"
+)
+_NO_GRADIENT = "no gradient reaches them: what else changes them, such as an average of weights, differs between ranks"
+_OPTIMIZERS = (
+    "gradients agree: optimizer states or learning rates differ, or on some rank the step was not taken, or weights "
+    "were changed"
+)
+_ONLY_GRADIENTS = (
+    "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
+    "models, which gradients=False accepts, or that accumulates them for a later one, which sync_every= accepts"
+)
+_WHOLE = (
+    "give as model what each rank holds whole, such as a plain copy that start and step fill within "
+    "summon_full_params(); what fully_shard divides is compared whole"
+)
+_FLAT = f"these are shards, not replicas: each rank holds a part of a flat tensor, as under FSDP1; {_WHOLE}"
+_SHAPES = f"shapes differ: ranks made other models, or these are shards, not replicas; then {_WHOLE}"
+
+
+class Differing(NamedTuple):
+    """The evidence of replicas that differ.
+
+    Args:
+        where: how often the check had looked before; 0 is before the first step.
+        names: the tensors that differ.
+        gradients: whether the check looks at gradients.
+        values: the state of each rank.
+    """
+
+    where: int
+    names: list[str]
+    gradients: bool
+    values: list[State]
+
+    @property
+    def kinds(self) -> set[str]:
+        """Return which of parameters, gradients and buffers differ."""
+        return {name.split()[0] for name in self.names}
+
+    @property
+    def lack_gradients(self) -> bool:
+        """Return whether no gradient is left to look at."""
+        return all(grad is None for name, grad in self.values[0].items() if name.startswith("gradient"))
+
+    @property
+    def get_no_gradient(self) -> bool:
+        """Return whether the parameters that differ have no gradient."""
+        return all(self.values[0].get(name.replace("parameter", "gradient of", 1)) is None for name in self.names)
+
+
+def diagnose(differing: Differing) -> Diagnosis:
+    """Return what made the replicas differ, by what differs and when."""
+    factors = _factors(differing.values) if "gradient" in differing.kinds else []
+    told = ", ".join(f"rank {rank}: {factor:.6g}" for rank, factor in enumerate(factors))
+    alone = _ONLY_GRADIENTS if differing.kinds == {"gradient"} else ""
+    scaled = (
+        f"all gradients of a rank are one factor times those of rank 0 ({told}): scaled by a value of that rank after "
+        f"they were synchronised, or not synchronised where losses differ by that factor{alone}"
+    )
+    return explain(
+        differing,
+        [
+            Candidate(
+                _BUFFERS,
+                holds=lambda one: one.kinds == {"buffer"} and one.where == 0,
+                short="buffers were not broadcast",
+            ),
+            Candidate(_FLAT, holds=lambda one: any("_flat_param" in name for name in one.names)),
+        ],
+        [Candidate(_SHAPES, holds=lambda one: _shapes_differ(one.names, one.values))],
+        [Candidate(_INITIAL, holds=lambda one: one.where == 0 and one.kinds != {"buffer"})],
+        [Candidate(scaled, holds=lambda _: bool(factors), short="gradients times a factor of each rank")],
+        [Candidate(_GRADIENTS + alone, holds=lambda one: "gradient" in one.kinds)],
+        [Candidate(_NOT_AVERAGED, holds=lambda one: not one.gradients and one.kinds != {"buffer"})],
+        [Candidate(_NO_GRADIENTS_LEFT, holds=lambda one: one.lack_gradients and one.kinds != {"buffer"})],
+        [Candidate(_NO_GRADIENT, holds=lambda one: one.get_no_gradient and one.kinds != {"buffer"})],
+        [Candidate(_OPTIMIZERS, holds=lambda one: one.kinds != {"buffer"})],
+    )
+
+
+def _shapes_differ(names: list[str], values: list[State]) -> bool:
+    held = [[state.get(name) for state in values] for name in names if name.startswith("parameter")]
+    return any(len({tensor.shape for tensor in tensors if tensor is not None}) > 1 for tensors in held)
+
+
+def _factors(values: list[State]) -> list[float]:
+    """Return, for each rank, its gradients' factor relative to those of rank 0; empty if a rank has no such factor."""
+    grads = [
+        [grad for name, grad in state.items() if grad is not None and name.startswith("gradient")] for state in values
+    ]
+    everyone = [torch.cat([_real(grad).flatten() for grad in own] or [torch.zeros(0)]) for own in grads]
+    first = everyone[0]
+    if any(one.shape != first.shape for one in everyone) or first.count_nonzero() < 2:
+        return []  # a single number is always a factor times another
+    rounding = 4 * max(torch.finfo(grad.dtype).eps for grad in grads[0])
+    factors = [float(one.dot(first) / first.dot(first)) for one in everyone]
+    pairs = zip(everyone, factors, strict=True)
+    return factors if all(f > 0 and torch.allclose(one, f * first, rtol=rounding, atol=0) for one, f in pairs) else []
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
