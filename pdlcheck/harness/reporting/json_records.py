@@ -12,6 +12,8 @@ import pytest
 
 from pdlcheck.errors import CheckFailed
 from pdlcheck.harness.collection import cases
+from pdlcheck.harness.reporting.unseen_conditions import CONDITIONS
+from pdlcheck.worlds.exceptions import text_of
 
 __all__ = ["FORMAT_VERSION", "JsonRecords"]
 
@@ -53,6 +55,8 @@ class JsonRecords:
 def _record(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> dict[str, Any]:
     case, error = cases.case_of(item), None if call.excinfo is None else call.excinfo.value
     failed = error if isinstance(error, CheckFailed) else None
+    replay = dict(report.sections).get("replay")
+    check = None if failed is None else failed.fields | {"replay": failed.replay or replay}
     return {
         "version": FORMAT_VERSION,
         "nodeid": report.nodeid,
@@ -62,8 +66,10 @@ def _record(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRe
         "world_size": None if case is None else case.world_size,
         "duration_s": report.duration,
         "error": None if error is None or report.passed else type(error).__name__,
-        "message": str(error) if error is not None and report.failed else None,
-        "check": None if failed is None else {name: _plain(value) for name, value in failed.fields.items()},
+        "message": text_of(error) if error is not None and report.failed else None,
+        "replay": replay,
+        "check": None if check is None else {name: _plain(value) for name, value in check.items()},
+        "conditions": getattr(report, CONDITIONS, None),
     }
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from pdlcheck.seen_conditions import listening
 
-__all__ = ["INI_ACCEPTED", "INI_STRICT", "UnseenConditions", "check_ini_values"]
+__all__ = ["CONDITIONS", "INI_ACCEPTED", "INI_STRICT", "UnseenConditions", "check_ini_values"]
 
 INI_STRICT, INI_ACCEPTED = "pdlcheck_not_seen", "pdlcheck_accept_unseen"
 
-_CONDITIONS = "pdlcheck_conditions"  # attribute of a report; pytest-xdist sends it
+CONDITIONS = "pdlcheck_conditions"  # attribute of a report; pytest-xdist sends it
 _LINES = 8  # lines that are shown without -v
 _CHOICES = ("report", "fail")
 
@@ -61,12 +61,12 @@ class UnseenConditions:
         """Store the conditions in the report of a test that passed."""
         report = yield
         if call.when == "call" and report.passed and _seen in item.stash:
-            setattr(report, _CONDITIONS, item.stash[_seen])
+            setattr(report, CONDITIONS, item.stash[_seen])
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Add the conditions of a report to those of the test function."""
-        for check, conditions in getattr(report, _CONDITIONS, {}).items():
+        for check, conditions in getattr(report, CONDITIONS, {}).items():
             _add(self._of_functions[report.nodeid.partition("[")[0]], check, conditions)
 
     @pytest.hookimpl(tryfirst=True)

@@ -66,6 +66,10 @@ def test_each_result_is_a_line_with_the_fields_of_the_failed_check(pytester, wor
     known = {"subject": "doubled", "rank": 0, "index": [0], "found": 15.0, "expected": 5.0, "cause": None}
     assert {name: check[name] for name in known} == known
     assert check["case"] == f"world={world} world_size=2 shape=(2,) dtype=torch.float32"
+    replay = f"pytest 'test_inner.py::test_wrong[{world}]' --world {world} --pdl-seed=0"
+    assert (wrong["replay"], check["replay"], right["replay"]) == (replay, replay, None)
+    assert right["conditions"]["check_all_reduce"]["more than two ranks"] is False
+    assert (wrong["conditions"], found["test_other"]["conditions"]) == (None, None)
     on_ranks = found[f"test_on_ranks[{world}-2]"]
     assert (on_ranks["world"], on_ranks["world_size"]) == (world, 2)
     assert (on_ranks["check"]["rank"], on_ranks["check"]["found"], on_ranks["check"]["index"]) == (1, "nan", [0, 3])
