@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor
@@ -47,7 +47,8 @@ def _no_elements(arguments: Arguments) -> bool:
 
 
 def _shard_sizes(arguments: Arguments) -> list[int]:
-    return [len(inputs) for inputs, _ in arguments["shards"]]
+    shards = arguments["shards"]
+    return [len(shards[rank][0]) for rank in range(len(shards))]  # an iterator, which has ended, raises
 
 
 def _uneven_samples(arguments: Arguments) -> bool:
@@ -64,7 +65,7 @@ def _lengths(arguments: Arguments) -> list[tuple[int, int]]:
 def _total_norm(arguments: Arguments) -> float:
     norm_type = float(arguments["norm_type"])
     norms = [
-        float(gradient.detach().double().norm(norm_type))
+        float(gradient.detach().abs().double().norm(norm_type))
         for gradient in _gradients(arguments)
         if gradient is not None and gradient.numel()
     ]
@@ -182,9 +183,11 @@ def reporting(check: str, arguments: Arguments) -> Iterator[None]:
         yield
     finally:
         _met.reset(token)
-    of_arguments = {words: bool(holds(arguments)) for words, holds in CONDITIONS.get(check, {}).items()}
-    if of_arguments or met:
-        publish(check, of_arguments | met)
+    for words, holds in CONDITIONS.get(check, {}).items():
+        with suppress(Exception):  # an argument of another form, such as an iterator, shows nothing
+            met[words] = bool(holds(arguments))
+    if met:
+        publish(check, met)
 
 
 def _has_half(dtypes: Sequence[Any]) -> bool:

@@ -129,7 +129,10 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
                 f"{name_of(check)} takes as world the fixture of that name, or what get_world('sim') returns, "
                 f"got {world!r}"
             )
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # as above
+            return check(*args, **kwargs)
         bound.apply_defaults()
         with reporting(name_of(check), bound.arguments):
             return check(*args, **kwargs)

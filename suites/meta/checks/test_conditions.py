@@ -247,3 +247,11 @@ def _kind_after_counting():
         events.end_part()
         events.end_part()
     return during, type(loader).__name__, type(loader) is DataLoader
+
+
+def test_an_argument_of_another_form_shows_nothing(world):
+    def check():
+        make, each = (lambda: nn.Linear(2, 1)), (pair for pair in shards(2, 1))
+        check_gradients_equal_single_process(make, nn.MSELoss(), each, lambda m, n: sync_gradients(m, weight=n), world)
+
+    assert reported(check) == {}
