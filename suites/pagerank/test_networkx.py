@@ -101,6 +101,7 @@ def test_where_its_own_beginning_is_the_better_one_it_is_taken(edges, personaliz
     assert found == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.slow
 @given(graph=graphs(Graph.from_edges).filter(lambda g: g.num_nodes > 0), data=st.data())
 def test_vectors_are_read_as_networkx_reads_them(graph, data):
     """A vector may omit nodes, and keys that are not nodes do not count."""

@@ -127,6 +127,7 @@ def every_pair(device: str) -> dict[str, partial]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.verifies("pagerank_v1")
 @settings(max_examples=10)
 @given(graph=graphs(Graph.from_edges))

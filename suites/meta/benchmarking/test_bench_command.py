@@ -158,6 +158,7 @@ def test_ctrl_c_keeps_what_was_measured(project):
     assert "test_called[2ranks]" in rows
 
 
+@pytest.mark.slow
 def test_a_wrong_result_of_a_projects_own_benchmark_fails(project):
     (project / "test_sums.py").write_text(OWN.replace("{expected}", "1"))
     run = bench(project, "test_sums.py::test_sum", "--passes", "1")

@@ -27,7 +27,8 @@ def _left_behind(*arguments):
     return run.stdout
 
 
-@pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_closed_world_leaves_nothing_exchanged(world, tmp_path):
     assert _left_behind(world, tmp_path) == ""
 

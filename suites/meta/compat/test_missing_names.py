@@ -93,6 +93,7 @@ def test_a_session_without_ranks_does_not_look_for_the_names_of_others(session):
     session(PLAIN).assert_outcomes(passed=1, warnings=0)
 
 
+@pytest.mark.slow
 def test_the_controller_of_xdist_warns_and_its_workers_do_not(session):
     result = session(RANKED, "-n", "1")
     result.assert_outcomes(passed=1, warnings=1)

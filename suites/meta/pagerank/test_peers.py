@@ -155,6 +155,7 @@ def test_ours_is_held_to_the_bound_that_it_states(ranking):
     assert kind(answer(1e-9, 2e-9, converged=False)) == "does not converge"
 
 
+@pytest.mark.slow
 def test_our_methods_and_versions_agree_with_the_dense_solution_on_drawn_graphs(ranking):
     judged = 0
     published = [peer for peer in ranking.ours.PUBLISHED if peer.module == "pdlcheck"]  # DGL's threads take long

@@ -207,7 +207,14 @@ def test_worse(rank): assert rank == 1
     pytester.runpytest_inprocess("--world", "gloo", "--lf").assert_outcomes(failed=1, deselected=0)
 
 
-@pytest.mark.parametrize("world", ["sim", "gloo", pytest.param("mpi", marks=needs_mpi)])
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param("sim", marks=pytest.mark.slow),
+        "gloo",
+        pytest.param("mpi", marks=[pytest.mark.slow, needs_mpi]),
+    ],
+)
 def test_pytest_benchmark_tells_what_each_rank_has_measured(run, pytester, monkeypatch, world):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in xdist workers pytest-benchmark measures nothing
     result = run(

@@ -7,6 +7,7 @@ import pytest
 from . import drawn_by_modules
 
 
+@pytest.mark.slow
 def test_the_users_conftest_options_and_ini_values_hold_in_ranks(pytester):
     folder = pytester.mkdir("deep")
     (folder / "conftest.py").write_text(

@@ -60,6 +60,7 @@ def test_each_survivor_has_its_module_and_a_reason():
         assert reason.startswith(REASONS), block
 
 
+@pytest.mark.slow
 def test_a_survivor_that_is_not_listed_fails_the_command(tmp_path):
     pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[dev]'")
     (tmp_path / "ci" / "mutation").mkdir(parents=True)

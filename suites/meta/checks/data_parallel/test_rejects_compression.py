@@ -191,6 +191,7 @@ def test_check_comm_hook_rejects(hook, message, world):
     assert "world_size=3 steps=4" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
