@@ -131,6 +131,7 @@ def test_a_file_is_refused_with_what_is_wrong_and_the_previous_is_offered(subjec
     assert not Path("executed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.beyond_contract("error messages")
 @pytest.mark.verifies("load_checkpoint")
 @pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])

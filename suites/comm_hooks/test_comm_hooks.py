@@ -42,6 +42,7 @@ def test_top_k_sends_in_the_end_what_it_keeps(subject, world, unused):
     check_comm_hook(make, world, error_feedback=not unused, residual=residual, unused=unused, dtypes=FLOATS[unused::2])
 
 
+@pytest.mark.slow
 @pytest.mark.verifies("power_sgd")
 @pytest.mark.schedules(2)
 @pytest.mark.parametrize("unused", [False, True], ids=["used", "unused"])

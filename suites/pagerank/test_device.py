@@ -163,6 +163,7 @@ def test_float32_gives_way_only_where_its_rounding_shows(tol, ends_in):
     assert rounds._sent.dtype is ends_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tol", [1e-5, 1e-9])
 @pytest.mark.parametrize("leaves", [5000, 300_000])
 def test_a_row_of_any_length_is_summed_within_the_bound(leaves, tol):

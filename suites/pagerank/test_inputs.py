@@ -93,6 +93,7 @@ def test_a_text_file_is_read_as_it_was_written(subject, suffix, data, graph):
         assert found.num_nodes == len({*graph.src.tolist(), *graph.dst.tolist()})
 
 
+@pytest.mark.slow
 @pytest.mark.verifies("read_edges")
 @given(
     weights=st.lists(weights_of_files, min_size=10, max_size=40),

@@ -44,12 +44,14 @@ def test_scores_of_a_named_graph_are_the_dense_solution(subject, version, corner
     check_pagerank(subject, graph, tol=left_over(version, 0.85))
 
 
+@pytest.mark.slow
 @each_primitive
 @given(case=graph_and_relabelling(Graph.from_edges))
 def test_renaming_nodes_permutes_scores(subject, version, case):
     check_pagerank_relabelling(subject, *case, tol=left_over(version, 0.85))
 
 
+@pytest.mark.slow
 @pytest.mark.if_subject_takes("dtype")
 @each_version
 @given(graph=graphs(Graph.from_edges))

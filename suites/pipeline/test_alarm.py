@@ -48,6 +48,7 @@ def last_rank_does_not_learn(rank, last, pipeline, x, y):
     return x, y
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize(
     "change", [targets_as_double, fewer_samples, first_rank_does_not_learn, last_rank_does_not_learn]

@@ -159,6 +159,7 @@ def arguments(given):
     return {name: value() if callable(value) else value for name, value in (given | own).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_torch_refuses_is_refused_on_a_world_that_is_open(what):

@@ -207,6 +207,7 @@ def test_the_reduction_misses_no_outcome_of_a_random_program(seed):
     assert explored(program, world_size, faults)[0] == explored(program, world_size, faults, reduction=False)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "world_size", "faults"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_the_reduction_misses_no_outcome(program, world_size, faults):
     seen, runs = explored(program, world_size, faults)

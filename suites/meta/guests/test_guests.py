@@ -33,6 +33,7 @@ def outcome(folder, project, *arguments):
     return done.returncode, found, SUMMARY.findall(text), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_project_that_uses_nothing_of_ours_runs_as_without_us(tmp_path, name):
     project = PROJECTS[name]

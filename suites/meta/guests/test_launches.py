@@ -142,6 +142,7 @@ def test_another_rank_prints_that_it_waits_for_rank_0(monkeypatch, capfd):
     assert "pdlcheck: rank 1 of 2 (srun) waits for rank 0 at tcp://127.0.0.1:1 since 0 s" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--pdl-launch=join"]])
 def test_a_conftest_that_sets_the_variables_of_a_launcher_is_none(tmp_path, options):
     (tmp_path / "test_a.py").write_text(OURS)

@@ -242,6 +242,7 @@ def test_a_second_start_of_mpi_or_of_the_group_is_refused_on_every_rank_and_the_
     assert "more than once" not in done.stderr  # MPI's own message, which does not name the cure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "alone"), [("single", ()), ("funneled", ()), ("single", (1,))])
 def test_an_mpi_that_was_started_for_a_single_thread_is_refused_with_the_cure(tmp_path, level, alone):
     program = tmp_path / "single.py"

@@ -13,6 +13,7 @@ from pdlcheck.worlds.processes import ProcessWorld
 from pdlcheck.worlds.processes.controller.pool import Pool
 
 from ..conftest import HEAD
+from ..still_running import still_running
 
 BEFORE = "@W\ndef test_before(): pass\n"
 AFTER = "@W\ndef test_after(rank): pass\n"
@@ -290,4 +291,4 @@ def test_a_world_is_closed_though_a_call_runs_that_was_begun(world):
         pids = ranks.pids
         ranks.begin("key", time.sleep, 100)
     world.close()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert not still_running(pids)

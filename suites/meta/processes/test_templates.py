@@ -130,6 +130,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", UNFIT.values(), ids=UNFIT)
 def test_where_a_fork_would_differ_fresh_ranks_are_no_forks(run, told, source):
     body = """

@@ -123,6 +123,7 @@ def global_rank(group):
     return dist.get_global_rank(group, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [dist.get_rank, dist.get_process_group_ranks, dist.get_backend, global_rank])
 def test_a_group_that_torch_does_not_know_is_told_with_who_made_it(ask):
     GROUPS.clear()

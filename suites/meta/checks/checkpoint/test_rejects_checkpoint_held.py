@@ -210,6 +210,7 @@ HELD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "message"), HELD.values(), ids=HELD)
 def test_an_average_of_weights_is_found_wherever_it_is(world, make, message):
     check_resume(program(make), world)

@@ -174,6 +174,7 @@ def test_check_comm_hook_names_the_rank_that_loses_what_it_does_not_send(steps):
         check_comm_hook(made(Rank0Loses), SIM, error_feedback=True, steps=steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [Forgets, DropsAFifth])
 def test_check_comm_hook_rejects_small_losses(broken):
     message = rf"^{broken.__name__}: after 512 steps the sum of .*, after 256 steps .*\n.*\n.* is not sent is lost: "

@@ -63,6 +63,7 @@ FIRST, LAST = "the first sample counts twice, as a sampler pads", "the last samp
 NOT_AT_ALL = "the last sample counts not at all, as a sampler drops"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [GUESSES, TWO_OF_A_KIND], ids=["guesses", "two of a kind"])
 @pytest.mark.parametrize(
     ("share", "cause", "place"),
@@ -74,6 +75,7 @@ def test_a_tail_of_true_negatives_hides_nothing(world, samples, share, cause, pl
         check_metric(f1(share), samples, world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_sizes", [(2, 3), (2,), (4,)])
 def test_a_sampler_that_drops_the_largest_is_seen_wherever_that_is(world, world_sizes):
     for places in (range(11), range(10, -1, -1), torch.arange(11).roll(3)):

@@ -111,6 +111,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("case", RIGHT)
