@@ -80,7 +80,7 @@ def check_derivative(
         outputs: ``own`` if every rank's output is a part of the loss. ``replicated`` if the ranks hold copies of one
             result, which counts once, as the output of a row-parallel layer does. One word for each output, or one
             for all.
-        world_size: the number of ranks; with 2, some wrong ranks look right.
+        world_size: the number of ranks; 3 or more also find a message that comes from the wrong neighbour.
         seed: the seed of the weights.
 
     Raises:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,6 +69,19 @@ def in_one_direction():
     return [first.item(), second.item()]
 
 
+def keeps_what_its_caller_holds():
+    """Return whether a tensor of a function outlives it, because the function has exchanged messages in a batch."""
+
+    def exchanges():
+        large = torch.ones(3)
+        batch(send(1), recv(torch.empty(1)))
+        return weakref.ref(large)
+
+    held = exchanges()
+    gc.collect()
+    return held() is not None
+
+
 def run(program, *args, semantics="nccl", seed=0, **kwargs):
     return get_world("sim", semantics=semantics, seed=seed).run(program, *args, world_size=2, **kwargs)
 
@@ -90,3 +106,7 @@ def test_batches_that_meet_whole_are_right(seed):
 
 def test_elsewhere_a_batch_may_be_divided():
     assert run(exchange, 2, divided=True, semantics="rendezvous") == [[10.0, 11.0], [0.0, 1.0]]
+
+
+def test_a_batch_that_has_ended_keeps_no_tensor_alive():
+    assert run(keeps_what_its_caller_holds) == [False, False]

@@ -197,6 +197,8 @@ class SimulatedEngine:
         """Record that the rank has the results of the operation."""
         if not work.origin.blocking:
             self.unwaited.pop(id(work), None)
+        if work.origin.batch is not None and self.semantics.messages == "in_order":
+            self._lanes.finish(work.operation.signature, work.origin.batch)
         for observe in self.events.finished:
             observe(work)
 

@@ -72,6 +72,15 @@ class OrderedP2PMatcher:
                     lane.pop(0)  # the last batch may have more operations, which are about to be posted
             yield match
 
+    def finish(self, signature: Signature, batch: object | None) -> None:
+        """Forget a batch whose rank has the results of one of its operations: it has posted all of them.
+
+        The batch is a frame of the program, which keeps the caller's tensors alive.
+        """
+        lane = self._lanes[signature.group, signature.rank, signature.peer]
+        if batch is not None and lane and lane[0].of is batch and not lane[0].operations:
+            lane.pop(0).of = None  # the peer's batch still refers to this one
+
 
 def _pair(sender: _Batch, receiver: _Batch) -> Match | None:
     send, recv = sender.first("send"), receiver.first("recv")
