@@ -17,6 +17,6 @@ def bytes_of(tensor: Tensor) -> Tensor:
         >>> bytes_of(torch.tensor([[1, 2]], dtype=torch.int16)).tolist()
         [1, 0, 2, 0]
     """
-    if not tensor.numel():  # an empty array of numpy has stride 0, of which torch makes no view of bytes
+    if not tensor.numel():  # torch makes no view of bytes of an empty array of numpy, which has stride 0
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

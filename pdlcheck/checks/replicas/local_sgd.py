@@ -196,7 +196,7 @@ def _off(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def _raise_wrong(who: str, place: Place, have: dict[str, Tensor], want: dict[str, Tensor], **details: object) -> None:
-    """Raise for the tensor at ``place``, of which a rank holds ``have`` and the reference ``want``."""
+    """Raise the error for the tensor at ``place``: a rank holds ``have``, the reference ``want``."""
     __tracebackhide__ = True
     name = place.tensor
     assert name is not None

@@ -44,7 +44,7 @@ def as_sent(config: pytest.Config, report: pytest.TestReport, *, by_hook: bool =
 
 
 def text_as_sent(text: str, message: str | None, *, expected: str | None = None, by_hook: bool = False) -> Sent:
-    """Return what a rank sends of a failure of which pytest makes no traceback, such as a file that it cannot load.
+    """Return what a rank sends of a failure without a traceback, such as a file that it cannot load.
 
     Args:
         text: what to show.
