@@ -194,8 +194,8 @@ WITHOUT_NUMBERS = """
 import torch, torch.distributed as dist
 from torch import nn
 from pdlcheck.worlds import get_world
-from pdlcheck.worlds.simulated.process_state import patches
-patches._VERSION_OF_CLASS = patches._VERSION_OF_DICT = None
+from pdlcheck.worlds.simulated.process_state import versions
+versions.IN_CLASS = versions.IN_DICT = None
 
 def program():
     if dist.get_rank() == 0:

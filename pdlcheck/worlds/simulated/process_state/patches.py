@@ -4,10 +4,9 @@ Frameworks replace ``torch.nn.Linear.__init__`` or ``torch.empty`` with function
 gives up its turn takes its changes back, and applies them again when it goes on. All ranks start with the controller's
 attributes.
 
-Comparing all attributes at each turn would take longer than a collective. CPython numbers the versions of a class: the
-number is 0 after a change, and another one after the next look-up. A dict has such a number up to Python 3.12. The
-numbers are in the memory of the objects, at a place that is found by experiment. One look at all of them takes less
-than 1 microsecond. If the experiment fails, ranks share such changes.
+Comparing all attributes at each turn would take longer than a collective. CPython numbers the versions of a class and,
+up to Python 3.12, of a dict (``versions.py``). A turn compares these numbers. Where Python has none, ranks share such
+changes.
 
 Watched are ``torch.Tensor``, some modules of torch, and all layers except those that a function has made. Of layers
 that are not torch's, only the methods are watched, because their other attributes are globals like any other.
@@ -15,7 +14,6 @@ that are not torch's, only the methods are watched, because their other attribut
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
@@ -26,14 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.compat.python.interpreter import ABC_IMPL, gil_is_enabled
+from pdlcheck.compat.python.interpreter import ABC_IMPL
+from pdlcheck.worlds.simulated.process_state import versions
 from pdlcheck.worlds.simulated.process_state.protocol import ProcessState, Rank
 
 __all__ = ["Patches", "TorchPatches"]
 
 _MODULES: tuple[ModuleType, ...] = (torch, nn.functional, nn.init, dist)
 _ABSENT: Any = object()
-_WORD = 4  # bytes
 _METHODS = (FunctionType, classmethod, staticmethod, property)
 # names that Python makes itself, or whose values ranks keep in another way
 _PYTHONS = frozenset({
@@ -87,10 +85,6 @@ class _Target:
             return False
         return any(isinstance(one, self._wanted) and one is not _ABSENT for one in both)
 
-    def look_up(self) -> None:
-        """Look up an attribute, so that Python gives a changed class a new number."""
-        getattr(self.target, "__init__", None)
-
 
 Patches = Mapping[_Target, Mapping[str, Any]]
 _NO_PATCHES: Patches = {}
@@ -101,28 +95,30 @@ class _Watched:
 
     def __init__(self, targets: Iterable[_Target]) -> None:
         self._targets = list(targets)
-        places = np.array([one.version_at for one in self._targets], dtype=np.int64)
-        start = int(places.min())
-        words = ctypes.cast(start, ctypes.POINTER(ctypes.c_uint32))
-        # read only at these places, because the memory between them may not exist
-        self._memory = np.ctypeslib.as_array(words, shape=(int(places.max() - start) // _WORD + 1,))
-        self._places = (places - start) // _WORD
+        self._versions = versions.Numbers([one.version_at for one in self._targets])
+        classes = [one.target for one in self._targets if type(one.target) is not ModuleType]
+        joint, joined = versions.joint_subclasses([one for one in classes if one.__module__.startswith("torch.")])
+        alone = [one.version_at for one in self._targets if one.target not in joined]
+        self._few = versions.Numbers([*map(versions.of_class, joint), *alone])
+        self._joint = joint
         self.remember()
 
     def remember(self) -> None:
         """Record the versions of all targets while they hold the controller's contents."""
-        for number in np.flatnonzero(self._memory[self._places] == 0):
-            self._targets[number].look_up()
-        self._versions = self._memory[self._places]
-        self._seen = self._versions.tobytes()
+        for one in self._joint:
+            versions.look_up(one)
+        for place in np.flatnonzero(self._versions.array() == 0):
+            versions.look_up(self._targets[place].target)
+        self._seen = self._versions.array()
+        self._few_seen = self._few.read()
 
     def is_as_seen(self) -> bool:
         """Return whether no target has changed. This runs at each turn."""
-        return bool(self._memory[self._places].tobytes() == self._seen)
+        return self._few.read() == self._few_seen
 
     def changed(self) -> list[_Target]:
         """Return the targets whose contents may have changed."""
-        return [self._targets[number] for number in np.flatnonzero(self._memory[self._places] != self._versions)]
+        return [self._targets[place] for place in np.flatnonzero(self._versions.array() != self._seen)]
 
 
 _watched: _Watched | None = None
@@ -183,12 +179,12 @@ def _remember_controllers() -> None:
 
 
 def _targets() -> Iterator[_Target]:
-    if _VERSION_OF_CLASS is not None:
+    if versions.IN_CLASS is not None:
         for one in _classes():
-            yield _Target(one, id(one) + _VERSION_OF_CLASS)
-    if _VERSION_OF_DICT is not None:
+            yield _Target(one, versions.of_class(one))
+    if versions.IN_DICT is not None:
         for module in _MODULES:
-            yield _Target(module, id(vars(module)) + _VERSION_OF_DICT)
+            yield _Target(module, id(vars(module)) + versions.IN_DICT)
 
 
 def _classes() -> Iterator[type]:
@@ -200,51 +196,5 @@ def _classes() -> Iterator[type]:
         if one not in seen:
             seen.add(one)
             todo += type.__subclasses__(one)
-            if "<locals>" not in one.__qualname__:
+            if "<locals>" not in one.__qualname__ and one.__module__ != versions.__name__:
                 yield one
-
-
-def _place_of_version(held: object, kind: type, change: Callable[[], object], use: Callable[[], object]) -> int | None:
-    """Return the offset of an object's version: the one word that each change changes; None if it is not found."""
-    found = []
-    for _ in range(3):
-        use()
-        before = _words(held, kind)
-        change()
-        use()
-        both = enumerate(zip(before, _words(held, kind), strict=True))
-        found.append({number for number, (old, new) in both if new and old != new})
-    common = set.intersection(*found)
-    return _WORD * common.pop() if len(common) == 1 else None
-
-
-def _words(held: object, kind: Any) -> list[int]:
-    return list((ctypes.c_uint32 * (kind.__basicsize__ // _WORD)).from_address(id(held)))
-
-
-def _version_of_class() -> int | None:
-    class Probe:
-        number = 0
-
-    def change() -> None:
-        Probe.number += 1
-
-    place = _place_of_version(Probe, type, change, lambda: getattr(Probe, "number"))  # noqa: B009 - a look-up
-    if place is None:
-        return None
-    change()
-    return place if _words(Probe, type)[place // _WORD] == 0 else None
-
-
-def _version_of_dict() -> int | None:
-    probe = {"number": 0}
-
-    def change() -> None:
-        probe["number"] += 1
-
-    return _place_of_version(probe, dict, change, lambda: None)
-
-
-_is_known = sys.implementation.name == "cpython" and gil_is_enabled()
-_VERSION_OF_CLASS = _version_of_class() if _is_known else None
-_VERSION_OF_DICT = _version_of_dict() if _is_known else None
