@@ -48,16 +48,15 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
     in_wrapper = ""
     seeks = True  # seek the caller
     directory = here()
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(3)  # the inner ones are the group's
     while frame is not None and (wanted or seeks or not line):
-        kind = KIND_OF_FILE[frame.f_code.co_filename]
-        if kind:  # most frames are torch's
-            if kind == "bottom":
-                break
-            if kind == "wrapper":
-                in_wrapper = in_wrapper or _call_of(frame, directory).where
-                frame = frame.f_back
-                continue
+        while not (kind := KIND_OF_FILE[frame.f_code.co_filename]) and frame.f_back is not None:
+            frame = frame.f_back  # most frames are torch's
+        if kind == "bottom":
+            break
+        if kind == "wrapper":
+            in_wrapper = in_wrapper or _call_of(frame, directory).where
+        elif kind:
             if kind != "user":
                 wanted, seeks = 0, False
             if kind != "futures":

@@ -124,8 +124,7 @@ class Cluster:
         return True
 
     def _forget(self) -> None:
-        self.engine.forget()
-        self.engine.begin([GroupOwnership(self.engine)])  # a rank of another cluster may have kept one of its groups
+        self.engine.forget([GroupOwnership(self.engine)])  # a rank of another cluster may have kept one of its groups
 
 
 def _groups(rank: RankThread) -> list[WatchedGroup]:

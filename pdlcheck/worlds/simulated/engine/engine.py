@@ -59,8 +59,8 @@ class SimulatedEngine:
         self._seed = seed
         self.scheduler.seed(seed)
 
-    def forget(self) -> None:
-        """Forget all operations and observers."""
+    def forget(self, observers: Iterable[Observer] = ()) -> None:
+        """Forget all operations, and have only these observers."""
         self._matcher = Matcher()
         self._lanes = OrderedP2PMatcher()
         self._unmoved: list[Transfer] = []  # data that moves at a random moment
@@ -68,7 +68,7 @@ class SimulatedEngine:
         self.posted: dict[int, SimulatedWork] = {}
         self.unwaited: dict[int, SimulatedWork] = {}
         self.last: dict[int, Signature] = {}
-        self.begin(())
+        self.begin(observers)
 
     def begin(self, observers: Iterable[Observer]) -> None:
         """Start a run with these observers."""

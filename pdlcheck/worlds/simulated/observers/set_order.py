@@ -28,6 +28,7 @@ __all__ = ["SetOrder"]
 
 _FRAMES = 6  # the number of innermost user frames that are examined
 _LOOKS = 16  # times that each call of a rank is examined in one run; more take longer and hardly find more
+_POSTS = 64  # times that the callers of each communicating line of a rank are examined in one run
 _NO_ORDER = frozenset(name for name, kind in OPERATIONS.items() if not kind.is_ordered)
 _KEEP_ORDER = frozenset({"enumerate", "filter", "iter", "list", "map", "reversed", "tuple", "zip"})
 _OF_SETS = frozenset({"copy", "difference", "intersection", "symmetric_difference", "union"})
@@ -50,6 +51,7 @@ class SetOrder(Observer):
 
     def __init__(self) -> None:
         self._line = ""
+        self._posts: dict[tuple[int, str, str], int] = {}  # posts of each line, by rank, line and caller
         self._looks: dict[tuple[int, int, int], int] = {}  # examinations of each call, by rank, code and place
         self._elements: dict[tuple[int, int, int], Any] = {}  # of loops that are under way, by rank, frame and line
 
@@ -57,6 +59,10 @@ class SetOrder(Observer):
         """Check whether a loop over a set leads to the operation that a rank is about to post."""
         signature = operation.signature
         if self._line or signature.op in _NO_ORDER:
+            return
+        place = signature.rank, signature.where, signature.caller
+        posts = self._posts[place] = self._posts.get(place, 0) + 1
+        if posts > _POSTS:
             return
         frame: FrameType | None = sys._getframe(1)
         left = _FRAMES

@@ -13,19 +13,31 @@ from pdlcheck.worlds.simulated.process_state.protocol import ProcessState, Rank
 
 __all__ = ["Environment"]
 
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_OF_ALL = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", INSIDE: "1"}  # no process listens at that address
 _environment: Any = os.environb if os.supports_bytes_environ else os.environ  # os.environ takes twice as long
 _encoded = encoded_environment()
 _variables: Any = _environment if _encoded is None else _encoded  # the same, as a plain dict if Python has one
+_encode: Callable[[str], Any] = str if _environment is os.environ else os.fsencode
+_OF_EACH = tuple(map(_encode, ("RANK", "LOCAL_RANK")))
+_OF_WORLD = tuple(map(_encode, ("WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+_OF_ALL = {  # no process listens at that address
+    _encode(name): _encode(value)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", INSIDE: "1"}.items()
+}
 
 
 @functools.cache
 def _launchers(rank: int, world_size: int) -> dict[Any, Any]:
     """Return the variables that a launcher sets for a rank."""
-    own = zip(_RANK_VARIABLES, map(str, (rank, rank, world_size, world_size)), strict=True)
-    encode = os.fsencode if _environment is not os.environ else str
-    return {encode(name): encode(value) for name, value in own}
+    own, common = _encode(str(rank)), _encode(str(world_size))
+    return dict.fromkeys(_OF_EACH, own) | dict.fromkeys(_OF_WORLD, common)
+
+
+def _set(name: Any, value: Any) -> None:
+    if _encoded is None:
+        _environment[name] = value
+    else:  # what os.environ does, without its checks
+        os.putenv(name, value)
+        _encoded[name] = value
 
 
 class _Variables:
@@ -66,24 +78,29 @@ class Environment(ProcessState):
         return here
 
     def apply(self, state: _Variables) -> None:
-        """Set the launcher's variables of the rank, and repeat the changes that its code has made."""
+        """Set the launcher's variables that differ between ranks, and repeat the changes that its code has made."""
         self._here = state
-        for name, value in state.launchers.items():
-            if _variables.get(name) != value:  # half of them are equal on all ranks, and setting one takes long
-                _environment[name] = value
+        launchers = state.launchers
+        for name in _OF_EACH:
+            _set(name, launchers[name])
         if state.changed:
             _change(state.changed)
 
     def baseline(self) -> Callable[[], object] | None:
         """Set the variables that are equal on all ranks, and return the function that restores the controller's."""
-        before = {name: os.environ.get(name) for name in (*_RANK_VARIABLES, *_OF_ALL)}
-        os.environ.update((name, value) for name, value in _OF_ALL.items() if before[name] != value)
+        before = {name: _variables.get(name) for name in (*_OF_EACH, *_OF_WORLD, *_OF_ALL)}
+        for name, value in _OF_ALL.items():
+            if before[name] != value:
+                _set(name, value)
         self.start = dict(_variables)
-        return functools.partial(_restore, before)
+        return functools.partial(_change, before)
 
     def begin(self, rank: Rank, kept: _Variables | None) -> _Variables:
         """Set the rank's variables. The changes of its earlier runs are among them."""
         launchers = _launchers(rank.rank, rank.world_size)
+        for name in _OF_WORLD:
+            if _variables.get(name) != launchers[name]:
+                _set(name, launchers[name])
         self.apply(_Variables(launchers, self.start | launchers, {} if kept is None else kept.changed))
         return self._here
 
@@ -105,14 +122,6 @@ def _change(changes: Mapping[Any, Any]) -> None:
     """Apply changes to the environment. None removes a variable."""
     for name, value in changes.items():
         if value is not None:
-            _environment[name] = value
+            _set(name, value)
         elif name in _variables:
             del _environment[name]
-
-
-def _restore(before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

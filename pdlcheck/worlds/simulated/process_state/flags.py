@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Flags(ProcessState):
 
     def capture(self) -> tuple[Any, ...]:
         """Return the flags."""
-        self._present = present = tuple([get() for get in _getters])
+        self._present = present = tuple(map(call, _getters))
         return present
 
     def apply(self, state: tuple[Any, ...]) -> None:

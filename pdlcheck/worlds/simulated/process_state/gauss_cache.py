@@ -37,15 +37,15 @@ def place_of_kept_normal(stream: Any) -> int | None:
 
 _place = place_of_kept_normal(_stream)
 if _place is not None:
-    _where = id(_stream) + _place
+    _bytes = (ctypes.c_char * _SIZE).from_address(id(_stream) + _place)
 
     def cached_gauss() -> Any:
         """Return the kept number, for :func:`set_cached_gauss`."""
-        return ctypes.string_at(_where, _SIZE)
+        return _bytes.raw
 
     def set_cached_gauss(state: Any) -> None:
         """Keep the number again, whatever the bit generator is now."""
-        ctypes.memmove(_where, state, _SIZE)
+        _bytes.raw = state
 
 else:
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from typing import Any
 
 from pdlcheck.worlds.simulated.process_state.protocol import Rank, RunState
 from pdlcheck.worlds.simulated.process_state.streams import python_stream, set_python_stream
 
 __all__ = ["PythonStream"]
+
+
+@lru_cache(maxsize=256)  # seeding takes longer than a small run
+def _seeded(seed: int) -> Any:
+    random.seed(seed)
+    return python_stream()
 
 
 class PythonStream(RunState):
@@ -28,10 +35,7 @@ class PythonStream(RunState):
 
     def begin(self, rank: Rank, kept: Any) -> Any:
         """Start the stream of a run."""
-        if kept is None:
-            random.seed(rank.seed)
-        else:
-            set_python_stream(kept)
+        set_python_stream(_seeded(rank.seed) if kept is None else kept)
         self._last = python_stream()
         return kept
 

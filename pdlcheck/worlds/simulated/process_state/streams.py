@@ -41,17 +41,18 @@ def is_laid_out_as_known(stream: Any) -> bool:
 
 
 if is_laid_out_as_known(_stream):
-    _where, _size = id(_stream) + object.__basicsize__, ctypes.sizeof(_Layout)
+    _where = id(_stream) + object.__basicsize__
     _mark = _Mark.from_address(_where)
+    _bytes = (ctypes.c_char * ctypes.sizeof(_Layout)).from_address(_where)
 
     def python_stream(last: Any = None) -> Any:
         """Return the state of the stream, for :func:`set_python_stream`; ``last`` itself if that is still the state."""
         mark = _mark.index, _mark.following, _stream.gauss_next
-        return last if last is not None and last[0] == mark else (mark, ctypes.string_at(_where, _size))
+        return last if last is not None and last[0] == mark else (mark, _bytes.raw)
 
     def set_python_stream(state: Any) -> None:
         """Restore the state of the stream."""
-        ctypes.memmove(_where, state[1], _size)
+        _bytes.raw = state[1]
         _stream.gauss_next = state[0][2]
 
 else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import is_not
 from typing import Any, NamedTuple
 
 from pdlcheck.compat.python.imports import is_initializing
@@ -64,7 +65,9 @@ class TorchGlobals(RunState):
         self._empty: list[Any] = []
         self._filled: list[tuple[Any, Any]] = []
         self._counted: list[tuple[Any, int]] = []
-        self._single: list[tuple[Any, str, Any]] = []
+        self._owners: list[Any] = []
+        self._names: list[str] = []
+        self._values: list[Any] = []
 
     def capture(self) -> tuple[Any, ...]:
         """Return the values in force, and put those in force that all ranks start from.
@@ -113,12 +116,14 @@ class TorchGlobals(RunState):
     def _record(self, held: tuple[Any, ...]) -> None:
         """Record ``held`` as the values in force."""
         self._present = held
-        for found in (self._empty, self._filled, self._counted, self._single):
+        for found in (self._empty, self._filled, self._counted, self._owners, self._names, self._values):
             found.clear()
         for place, value in zip(self._places, held, strict=True):
             container = getattr(place.owner, place.name) if place.contents else None
             if container is None:
-                self._single.append((place.owner, place.name, value))
+                self._owners.append(place.owner)
+                self._names.append(place.name)
+                self._values.append(value)
             elif not value:
                 self._empty.append(container)
             elif place.only_grows:
@@ -127,11 +132,8 @@ class TorchGlobals(RunState):
                 self._filled.append((container, value))
 
     def _has_changed(self) -> bool:
-        if any(self._empty):
+        if any(self._empty) or any(map(is_not, map(getattr, self._owners, self._names), self._values)):
             return True
-        for owner, name, value in self._single:
-            if getattr(owner, name) is not value:
-                return True
         for container, count in self._counted:
             if len(container) != count:
                 return True

@@ -39,12 +39,19 @@ ARE_THREADS = "simulated ranks are threads: run this on processes, with --world 
 _OF_A_PROCESS = ("signal only works in main thread", "Container is already initialized with worker_id")
 _MAX_POLLS = 20_000  # in a row, of all ranks together, without another event: about a tenth of a second
 
-_local = threading.local()
+
+class _Local(threading.local):
+    """The simulated rank of a thread."""
+
+    rank: RankThread | None = None
+
+
+_local = _Local()
 
 
 def current_rank() -> RankThread | None:
     """Return the simulated rank of this thread; None if the thread is not a rank."""
-    return getattr(_local, "rank", None)
+    return _local.rank
 
 
 class _GivenUp(BaseException):
@@ -477,7 +484,7 @@ def running_rank() -> RankThread:
     Raises:
         Unsupported: the thread is not a rank. If a rank has started the thread, the run ends.
     """
-    me: RankThread | None = getattr(_local, "rank", None)
+    me = _local.rank
     if me is not None:
         return me
     rank = rank_behind()
