@@ -48,7 +48,7 @@ def line_and_names(tensor: Tensor | None) -> tuple[str, tuple[Name, ...], str]:
     in_wrapper = ""
     seeks = True  # seek the caller
     directory = here()
-    frame: FrameType | None = sys._getframe(3)  # the inner ones are the group's
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and (wanted or seeks or not line):
         while not (kind := KIND_OF_FILE[frame.f_code.co_filename]) and frame.f_back is not None:
             frame = frame.f_back  # most frames are torch's

@@ -50,10 +50,6 @@ def test_the_change_of_any_watched_class_is_seen(watched):
         assert watched.is_as_seen()
 
 
-def test_a_turn_reads_few_numbers(watched):
-    assert len(watched._few.read()) < len(watched._versions.array()) / 3
-
-
 @pytest.fixture
 def _own_joints(monkeypatch):
     monkeypatch.setattr(versions, "_joint", {})
