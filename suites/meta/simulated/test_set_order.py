@@ -227,3 +227,31 @@ def test_many_ranks_and_a_loop_that_was_over_a_list_before():
 
     with pytest.warns(SetOrderWarning, match=r"`for name in names` at "):
         get_world("sim").run(body, world_size=32)
+
+
+@pytest.mark.parametrize(("posts", "is_found"), [(60, True), (80, False)])
+def test_a_line_that_is_reached_from_one_caller_is_examined_in_its_first_posts(posts, is_found):
+    def one(name):
+        reduce(name)
+
+    def body():
+        for name in range(posts):
+            one(name)
+        for name in {f"first {posts}", f"second {posts}"}:
+            one(name)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        get_world("sim").run(body, world_size=2)
+    assert [one.category for one in found] == [SetOrderWarning] * is_found
+
+
+def test_another_caller_of_a_line_is_examined_anew():
+    def body():
+        for number in range(80):
+            reduce(number)
+        for name in {"first after many", "second after many"}:
+            reduce(name)
+
+    with pytest.warns(SetOrderWarning, match=r"`for name in \{'first after many', 'second after many'\}` at "):
+        get_world("sim").run(body, world_size=2)

@@ -11,7 +11,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from pdlcheck.compat.torch.tensors import in_place_version, storage_key
+from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.errors import SharedTensorWarning
 from pdlcheck.worlds.observe import Signature, user_line
 from pdlcheck.worlds.simulated.engine.memory import memories, storage_of
@@ -101,7 +101,7 @@ def _both(one: Signature, other: Signature) -> str:
 
 def _storage(tensor: Tensor) -> int:
     if tensor.layout is torch.strided:
-        return int(storage_key(tensor.untyped_storage()))
+        return storage_of(tensor)
     held = memories(tensor)
     return storage_of(held[-1]) if held else id(tensor)
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress, repeat
+from operator import is_not
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -69,7 +71,9 @@ class _Target:
     def take(self) -> dict[str, Any]:
         """Restore the controller's contents, and return how the present ones differed."""
         before, now = self.contents, vars(self.target)
-        changes = {name: value for name, value in now.items() if before.get(name, _ABSENT) is not value}
+        # without a loop in Python, because DDP sets an attribute of its class in each forward pass
+        differs = map(is_not, map(before.get, now, repeat(_ABSENT)), now.values())
+        changes = {name: now[name] for name in compress(now, differs)}
         changes |= dict.fromkeys(before.keys() - now.keys(), _ABSENT)
         changes = {name: value for name, value in changes.items() if self._is_patch(name, value)}
         self.put({name: before.get(name, _ABSENT) for name in changes})
@@ -111,14 +115,16 @@ class _Watched:
             versions.look_up(self._targets[place].target)
         self._seen = self._versions.array()
         self._few_seen = self._few.read()
+        self._are_numbered = 0 not in self._few_seen  # from Python 3.13 on, a class gets no number after 1000 changes
 
     def is_as_seen(self) -> bool:
         """Return whether no target has changed. This runs at each turn."""
-        return self._few.read() == self._few_seen
+        return self._few.read() == self._few_seen and self._are_numbered
 
     def changed(self) -> list[_Target]:
-        """Return the targets whose contents may have changed."""
-        return [self._targets[place] for place in np.flatnonzero(self._versions.array() != self._seen)]
+        """Return the targets whose contents may have changed, those without a number among them."""
+        now = self._versions.array()
+        return [self._targets[place] for place in np.flatnonzero((now != self._seen) | (now == 0))]
 
 
 _watched: _Watched | None = None
