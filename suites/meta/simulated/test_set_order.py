@@ -190,14 +190,14 @@ def test_ranks_that_communicate_in_the_order_of_a_set_are_warned_of_once(program
     with pytest.warns(SetOrderWarning, match=r"post all_reduce in the order of a set: `for .* in .*` at .*sorted"):
         get_world("sim").run(program, world_size=2)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", SetOrderWarning)
         get_world("sim").run(program, world_size=2)
 
 
 @pytest.mark.parametrize("program", RIGHT)
 def test_orders_that_are_the_same_in_every_process_are_not_warned_of(program):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", SetOrderWarning)
         get_world("sim").run(program, world_size=2)
 
 
@@ -207,7 +207,7 @@ def test_one_rank_alone_has_one_order():
             reduce(name)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", SetOrderWarning)
         get_world("sim").run(body, world_size=1)
 
 
@@ -240,7 +240,7 @@ def test_a_line_that_is_reached_from_one_caller_is_examined_in_its_first_posts()
             one(name)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", SetOrderWarning)
         get_world("sim").run(body, world_size=2)
 
 
