@@ -245,13 +245,13 @@ def test_a_launched_process_that_is_killed_fails_its_tests_and_nothing_hangs(tmp
     place = f"file://{tmp_path}/meeting"
     (tmp_path / "conftest.py").write_text(
         """
-import os, pathlib, signal, pytest
+import os, pathlib, signal, time
 import pdlcheck.worlds.agents.handle as handle
 handle.LAUNCHED_ANSWER_S = 1000.0  # who has gone is not waited for
-@pytest.fixture(autouse=True)
-def agent_of_rank_1(rank):
-    if rank == 1:
+def pytest_pyfunc_call(pyfuncitem):
+    if pyfuncitem.funcargs["rank"] == 1:
         os.kill(int(pathlib.Path("agent").read_text()), signal.SIGKILL)
+        time.sleep(60)  # the end of the agent ends this process
 """
     )
     two = "test_the_next_one or test_a_group_that_is_made_again"

@@ -78,3 +78,37 @@ def test_a_crash_is_shown_with_the_users_frames_and_not_with_those_of_the_harnes
     text = "\n".join(line for line in result.outlines if line.startswith("E"))
     for machinery in ("_pytest", "pluggy", "rank_session.py", "server.py", "<string>", "Extension modules"):
         assert machinery not in text, machinery
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_after_its_set_up_fails_the_call_at_once(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        test_dies="""
+        import os
+        import signal
+        import threading
+        import time
+
+        import pytest
+        import torch.distributed as dist
+
+        @pytest.fixture
+        def lifetime(rank):
+            if rank == 1:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                time.sleep(1.0)  # the other rank reports its set-up and dies meanwhile
+
+        @pytest.mark.timeout(20)
+        @pytest.mark.world_size(2)
+        def test_dies(lifetime):
+            dist.barrier()
+
+        @pytest.mark.world_size(2)
+        def test_next_one(rank):
+            dist.barrier()
+        """
+    )
+    result = pytester.runpytest_subprocess("--world", "gloo")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["E   RankDied: rank 1 was killed by SIGKILL"])

@@ -87,6 +87,9 @@ class Collector:
 
     def outcomes(self) -> list[Outcome]:
         """Wait until every rank has ended the call, in one way or another; return the outcomes in rank order."""
+        for member in self._members:
+            if member.died is not None:  # after its report of the last call; no further event comes of it
+                self._take(member, member.died)
         while self._pending:
             left = self._until - time.monotonic()
             look = LOOK_S if self._stopping else math.inf

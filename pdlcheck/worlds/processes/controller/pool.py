@@ -192,6 +192,10 @@ class Pool:
         if not self.is_usable or self.begun is not None or all(member.is_well() for member in self._members):
             return
         for member in self._members:
+            if member.died is not None:
+                self._replace(f"rank {member.rank} {member.died.how}")
+                return
+        for member in self._members:
             member.send(Ping())
         silent = {member.rank: member for member in self._members}
         own = {rank: member.own_time() for rank, member in silent.items()}

@@ -50,12 +50,18 @@ class Written:
 
 
 class Member:
-    """One rank of a pool, on any machine."""
+    """One rank of a pool, on any machine.
+
+    Attributes:
+        reader: gets all output that is read.
+        died: how the process ended; None until :meth:`last_words` has found that out.
+    """
 
     def __init__(self, rank: int, process: RankProcess) -> None:
         self.rank = rank
         self.connection = process.connection
-        self.reader: Callable[[Written], None] | None = None  # gets all output that is read
+        self.reader: Callable[[Written], None] | None = None
+        self.died: Died | None = None
         self._process = process
         self._pipe = MessagePipe(process.connection)
         self._spoiled: NoMessage | None = None
@@ -109,7 +115,7 @@ class Member:
 
     def last_words(self) -> list[Report | Died]:
         """Return the last messages of a process that has ended or is about to end, and how it ended."""
-        words: list[Report | Died] = []
+        words: list[Report] = []
         killed_as = ""
         try:
             while (message := self.receive()) is not None:
@@ -123,8 +129,8 @@ class Member:
             self.ends_within(DRAIN_S)
             killed_as = killed_as or f"closed its pipe to the controller and did not end: {_NOT_ITS_OWN}"
         exitcode = self._process.exitcode if self._process.exitcode is not None else -signal.SIGKILL
-        words.append(Died(exitcode, self._process.went_with, killed_as if exitcode == -signal.SIGKILL else ""))
-        return words
+        self.died = Died(exitcode, self._process.went_with, killed_as if exitcode == -signal.SIGKILL else "")
+        return [*words, self.died]
 
     def is_well(self) -> bool:
         """Return whether it is certain that the process runs and that no signal is about to end or stop it."""
