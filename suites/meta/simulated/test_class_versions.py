@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(versions.IN_CLASS is None, reason="Python does n
 
 
 def number(one):
-    return versions.Numbers([versions.of_class(one)] * 2).read()[0]
+    return versions.number_at(versions.of_class(one)).value
 
 
 def test_a_change_resets_the_number_and_a_look_up_gives_another():
@@ -38,7 +38,7 @@ def watched():
 
 
 def test_the_change_of_any_watched_class_is_seen(watched):
-    classes = [one for one in watched._targets if isinstance(one.target, type)]
+    classes = [one for _, targets in watched._shown for one in targets if isinstance(one.target, type)]
     assert len(classes) > 150  # the layers of torch.nn alone
     watched.remember()
     for one in classes:
@@ -52,7 +52,7 @@ def test_the_change_of_any_watched_class_is_seen(watched):
 
 def test_a_class_that_gets_no_number_any_more_is_compared_itself(watched, monkeypatch):
     """From Python 3.13 on, a class gets no number after 1000 changes."""
-    linear = next(one for one in watched._targets if one.target is nn.Linear)
+    linear = next(one for _, targets in watched._shown for one in targets if one.target is nn.Linear)
     monkeypatch.setattr(versions, "look_up", lambda target: None)
     nn.Linear.pdlcheck_change = 1
     del nn.Linear.pdlcheck_change

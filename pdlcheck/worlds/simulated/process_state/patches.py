@@ -17,14 +17,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress, repeat
-from operator import is_not
+from operator import is_not, ne
 from types import FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.compat.python.interpreter import ABC_IMPL
 from pdlcheck.worlds.simulated.process_state import versions
@@ -45,10 +45,12 @@ _PYTHONS = frozenset({
 class _Target:
     """A class or a module, with its contents while the controller runs."""
 
-    __slots__ = ("_drop", "_put", "_wanted", "contents", "target", "version_at")
+    __slots__ = ("_drop", "_number", "_put", "_seen", "_wanted", "contents", "target", "version_at")
 
     def __init__(self, target: Any, version_at: int) -> None:
         self.target, self.version_at = target, version_at
+        self._number = versions.number_at(version_at)
+        self._seen: int | None = None
         is_module = type(target) is ModuleType
         self._put: Callable[..., None] = setattr if is_module else type.__setattr__
         self._drop: Callable[..., None] = delattr if is_module else type.__delattr__
@@ -59,6 +61,16 @@ class _Target:
     def note(self) -> None:
         """Record the present contents as the controller's."""
         self.contents: dict[str, Any] = dict(vars(self.target))
+
+    def remember(self) -> None:
+        """Record the present version as that of the controller's contents."""
+        if self._number.value == 0:
+            versions.look_up(self.target)
+        self._seen = self._number.value or None
+
+    def is_as_seen(self) -> bool:
+        """Return whether the contents are certainly the controller's."""
+        return self._number.value == self._seen
 
     def put(self, changes: Mapping[str, Any]) -> None:
         """Set attributes, and remove those whose value is absent."""
@@ -95,36 +107,46 @@ _NO_PATCHES: Patches = {}
 
 
 class _Watched:
-    """All targets, with the versions that the controller has."""
+    """All targets, with the versions that the controller has.
+
+    A few numbers show that something has changed. Only the targets behind the numbers that differ are looked at.
+    """
 
     def __init__(self, targets: Iterable[_Target]) -> None:
-        self._targets = list(targets)
-        self._versions = versions.Numbers([one.version_at for one in self._targets])
-        classes = [one.target for one in self._targets if type(one.target) is not ModuleType]
-        joint, joined = versions.joint_subclasses([one for one in classes if one.__module__.startswith("torch.")])
-        alone = [one.version_at for one in self._targets if one.target not in joined]
-        self._few = versions.Numbers([*map(versions.of_class, joint), *alone])
-        self._joint = joint
+        by_target = {one.target: one for one in targets}
+        torchs = [one for one in by_target if type(one) is not ModuleType and one.__module__.startswith("torch.")]
+        # DDP sets an attribute of its class in each forward pass, and must not put other classes under suspicion
+        joint, joined = versions.joint_subclasses([o for o in torchs if not issubclass(o, DistributedDataParallel)])
+        alone = [one for one in by_target.values() if one.target not in joined]
+        self._shown = [(one, [by_target[base] for base in one.__mro__ if base in joined]) for one in joint]
+        self._shown += [(one.target, [one]) for one in alone]
+        self._numbers = versions.Numbers([*map(versions.of_class, joint), *(one.version_at for one in alone)])
+        self._seen: tuple[int | None, ...] = (None,) * len(self._shown)
         self.remember()
 
     def remember(self) -> None:
         """Record the versions of all targets while they hold the controller's contents."""
-        for one in self._joint:
-            versions.look_up(one)
-        for place in np.flatnonzero(self._versions.array() == 0):
-            versions.look_up(self._targets[place].target)
-        self._seen = self._versions.array()
-        self._few_seen = self._few.read()
-        self._are_numbered = 0 not in self._few_seen  # from Python 3.13 on, a class gets no number after 1000 changes
+        for shown, targets in self._different():
+            versions.look_up(shown)
+            for one in targets:
+                one.remember()
+        self._seen = _known(self._numbers.read())
 
     def is_as_seen(self) -> bool:
         """Return whether no target has changed. This runs at each turn."""
-        return self._few.read() == self._few_seen and self._are_numbered
+        return self._numbers.read() == self._seen
 
     def changed(self) -> list[_Target]:
         """Return the targets whose contents may have changed, those without a number among them."""
-        now = self._versions.array()
-        return [self._targets[place] for place in np.flatnonzero((now != self._seen) | (now == 0))]
+        return [one for _, targets in self._different() for one in targets if not one.is_as_seen()]
+
+    def _different(self) -> Iterator[tuple[Any, list[_Target]]]:
+        return compress(self._shown, map(ne, self._numbers.read(), self._seen))
+
+
+def _known(numbers: tuple[int, ...]) -> tuple[int | None, ...]:
+    """Return the numbers with None for 0: from Python 3.13 on, a class gets no number after 1000 changes."""
+    return tuple(number or None for number in numbers) if 0 in numbers else numbers
 
 
 _watched: _Watched | None = None

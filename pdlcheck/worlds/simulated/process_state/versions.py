@@ -17,13 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from pdlcheck.compat.python.interpreter import gil_is_enabled
 
-__all__ = ["IN_CLASS", "IN_DICT", "Numbers", "joint_subclasses", "look_up", "of_class"]
+__all__ = ["IN_CLASS", "IN_DICT", "Numbers", "joint_subclasses", "look_up", "number_at", "of_class"]
 
 _WORD = 4  # bytes
 _JOINED = 32  # classes: the time to make a joint subclass grows with the square of them
@@ -41,18 +39,16 @@ class Numbers:
         count = (max(addresses) - start) // _WORD + 1
         # read only at these places, because the memory between them may not exist
         self._memory = memoryview((ctypes.c_uint32 * count).from_address(start)).cast("B").cast("I")
-        places = [(address - start) // _WORD for address in addresses]
-        self._read = itemgetter(*places)
-        self._words, self._places = np.asarray(self._memory), np.array(places)
+        self._read = itemgetter(*((address - start) // _WORD for address in addresses))
 
     def read(self) -> tuple[int, ...]:
-        """Return the numbers; best for a few."""
+        """Return the numbers."""
         return self._read(self._memory)  # type: ignore[no-any-return]  # two or more: a tuple
 
-    def array(self) -> npt.NDArray[np.uint32]:
-        """Return the numbers; best for many."""
-        numbers: npt.NDArray[np.uint32] = self._words[self._places]
-        return numbers
+
+def number_at(address: int) -> ctypes.c_uint32:
+    """Return the number at an address; its ``value`` is always the present one."""
+    return ctypes.c_uint32.from_address(address)
 
 
 def of_class(one: type) -> int:
