@@ -13,7 +13,7 @@ from pdlcheck.checks.message import show
 from pdlcheck.checks.state import State
 from pdlcheck.checks.trajectories.precision import Precision
 
-__all__ = ["Apart", "Ways", "diagnose", "how_far", "how_ranks_differ"]
+__all__ = ["Apart", "Ways", "causes_of_gradients", "diagnose", "how_far", "how_ranks_differ"]
 
 _ADAM = (
     "; where Adam divides gradients by their size, or clipping does, a wrong factor of all of them shows as little as "
@@ -70,6 +70,7 @@ class Ways(NamedTuple):
         what: the name of the right training.
         wrong: the parameters that are wrong, in the order of the model.
         learned: all parameters that move, including the wrong ones, in the order of the model.
+        of_gradients: whether ``right`` and ``went`` are the gradients that the optimizer was given.
     """
 
     right: Tensor
@@ -81,6 +82,7 @@ class Ways(NamedTuple):
     what: str
     wrong: Sequence[str]
     learned: Sequence[str]
+    of_gradients: bool = False
 
     @property
     def off(self) -> float:
@@ -107,23 +109,40 @@ class Ways(NamedTuple):
         return self.cosine > along and abs(self.times / factor - 1) < same and factor != 1
 
 
-def diagnose(ways: Ways, *, otherwise: str | None = None) -> Diagnosis:
+def diagnose(ways: Ways, *, otherwise: str | None = None, hints: Sequence[str] = ()) -> Diagnosis:
     """Return the causes that explain the way of the wrong tensors.
 
     Args:
         ways: the evidence.
         otherwise: a hint, for a fault that does not show in the first step; None in the first step.
+        hints: more observations.
     """
-    hints = [Candidate[Ways].when(otherwise or "", otherwise is not None)]
+    notes = [Candidate[Ways].when(text, True) for text in (*hints, *([otherwise] if otherwise else ()))]
     if not ways.right.any():
-        return explain(ways, hints=hints)
+        return explain(ways, hints=notes)
     if not ways.went.any():
         return explain(ways, [Candidate(_STILL, holds=lambda ways: not ways.went.any())])
     tables = [_of_rounding(ways), _of_ranks(ways), _of_world_size(ways), _of_other_numbers(ways)]
     if otherwise is None and ways.apart is None and ways.world_size > 1 and ways.wrong:
         tables += [_of_other_factors(ways), _of_the_way_back(ways)]
-        hints += _of_another_way(ways)
-    return explain(ways, *tables, hints=hints)
+        notes += _of_another_way(ways)
+    return explain(ways, *tables, hints=notes)
+
+
+def causes_of_gradients(ways: Ways) -> Iterator[Candidate[Ways]]:
+    """Yield the causes of wrong gradients; ``ways`` has gradients in the place of the ways of the weights."""
+    yield from _of_world_size(ways)
+    if ways.is_factor(ways.world_size) or ways.is_factor(1 / ways.world_size):
+        return
+    numbers = [*_of_other_numbers(ways)]
+    yield from numbers
+    if not any(one.holds is not None and one.holds(ways) for one in numbers):
+        yield Candidate(
+            f"the optimizer got the gradients of {ways.what} times {ways.times:.6g}, all of them: a loss scaled "
+            "in another way, as by a number of tokens, a loss scale that is not removed, or clipping by another norm",
+            holds=lambda ways: ways.cosine > _ALONG and abs(ways.times - 1) > max(1e-6, ways.precision.of_the_way),
+            short="a factor of all gradients",
+        )
 
 
 def _of_rounding(ways: Ways) -> Iterator[Candidate[Ways]]:
@@ -147,7 +166,9 @@ def _of_ranks(ways: Ways) -> Iterator[Candidate[Ways]]:
 def _of_world_size(ways: Ways) -> Iterator[Candidate[Ways]]:
     n, what = ways.world_size, "statistics" if ways.of_buffers else "gradients"
     summed = f"as world_size is {n}: {what} are summed, not averaged, over ranks"
-    if not ways.of_buffers:
+    if ways.of_gradients:
+        summed += " or as many micro-batches"
+    elif not ways.of_buffers:
         summed += " or as many micro-batches, or the learning rate is multiplied by it"
     divided = f"as world_size is {n}: {what} are divided by it, or by as many micro-batches, once too often"
     yield Candidate(summed, holds=lambda ways: ways.is_factor(n), short=f"{what} summed over ranks")
@@ -161,12 +182,18 @@ def _of_other_numbers(ways: Ways) -> Iterator[Candidate[Ways]]:
     largest = 0.25 / max(1e-4, ways.precision.of_the_way / 10)  # beyond, whole numbers cannot be told apart
     if ways.of_buffers or not 2 <= number <= largest:
         return
-    far = (
-        f"it is {number} times as far: a loss that is a sum over so many samples or micro-batches where their mean is "
+    large, small = ("as large", "too small") if ways.of_gradients else ("as far", "too short")
+    those = "the gradients are" if ways.of_gradients else "it is"
+    rate = "" if ways.of_gradients else ", or so many times the learning rate"
+    yield Candidate(
+        f"{those} {number} times {large}: a loss that is a sum over so many samples or micro-batches where their mean "
+        f"is right{rate}",
+        holds=lambda ways: ways.is_factor(number),
     )
-    short = f"it is {number} times too short: divided by so many samples or micro-batches once too often"
-    yield Candidate(f"{far}right, or so many times the learning rate", holds=lambda ways: ways.is_factor(number))
-    yield Candidate(short, holds=lambda ways: ways.is_factor(1 / number))
+    yield Candidate(
+        f"{those} {number} times {small}: divided by so many samples or micro-batches once too often",
+        holds=lambda ways: ways.is_factor(1 / number),
+    )
 
 
 def _of_other_factors(ways: Ways) -> Iterator[Candidate[Ways]]:

@@ -9,14 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
+from pdlcheck.checks.optimizer_steps import GivenToOptimizer, record_optimizers
 from pdlcheck.checks.state import State, state_of
 from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
 from pdlcheck.checks.trajectories.precision import Precision, wants_another_dtype
 from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
+from pdlcheck.checks.trajectories.steps import diagnose_steps, hidden_factor
 from pdlcheck.errors import Inconclusive
 
-__all__ = ["Goal", "Train", "ends_of", "goal_of", "require_near"]
+__all__ = ["End", "Goal", "Train", "ends_of", "goal_of", "require_gradients", "require_near"]
 
 Train = Callable[[nn.Module, int], object]
 
@@ -28,12 +31,25 @@ _FLAT = (
 )
 
 
+class End(NamedTuple):
+    """The end of a training on one rank.
+
+    Args:
+        state: parameters and buffers.
+        given: what optimizers were given, by parameter.
+    """
+
+    state: State
+    given: Mapping[str, GivenToOptimizer]
+
+
 class Goal(NamedTuple):
     """The right end of a training.
 
     Args:
         begin: the state at the start.
         expected: the right state of each rank.
+        given: what the optimizers of each rank were given.
         rounding: the effect of rounding on the training.
         precision: the tolerances.
         what: the name of the training, for messages.
@@ -42,6 +58,7 @@ class Goal(NamedTuple):
 
     begin: State
     expected: Sequence[State]
+    given: Sequence[Mapping[str, GivenToOptimizer]]
     rounding: Rounding
     precision: Precision
     what: str
@@ -51,24 +68,25 @@ class Goal(NamedTuple):
 def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int, precision: Precision) -> Goal:
     """Return the end of ``train`` after ``taken`` steps as the goal."""
 
-    def ends(model: nn.Module, steps: int) -> list[State]:
-        return ends_of(train, model, steps, world, world_size)
+    def of_rank_0(model: nn.Module, steps: int) -> State:
+        return ends_of(train, model, steps, world, world_size)[0].state
 
-    expected = ends(start, taken)
-    begin = _begin(start, expected[0], lambda: ends(start, 0), name_of(train))
-    rounding = Rounding(lambda model: ends(model, taken)[0], start, expected[0], precision.dtype)
-    return Goal(begin, expected, rounding, precision, name_of(train), taken)
+    ends = ends_of(train, start, taken, world, world_size)
+    expected, given = [end.state for end in ends], [end.given for end in ends]
+    begin = _begin(start, expected[0], lambda: of_rank_0(start, 0), name_of(train))
+    rounding = Rounding(lambda model: of_rank_0(model, taken), start, expected[0], precision.dtype)
+    return Goal(begin, expected, given, rounding, precision, name_of(train), taken)
 
 
-def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[State]:
-    """Return the state of each rank after ``taken`` steps."""
-    ends: list[State] = world.run(_train, train, start, taken, world_size=world_size)
+def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[End]:
+    """Return the end of each rank after ``taken`` steps."""
+    ends: list[End] = world.run(_train, train, start, taken, world_size=world_size)
     return ends
 
 
 def require_near(
     who: str,
-    ranks: Sequence[State],
+    ranks: Sequence[End],
     rank: int,
     goal: Goal,
     *,
@@ -80,7 +98,7 @@ def require_near(
 
     Args:
         who: the beginning of the message.
-        ranks: the states of all ranks.
+        ranks: the ends of all ranks.
         rank: the rank to compare.
         goal: the right end.
         case: the facts, as in other messages.
@@ -92,7 +110,8 @@ def require_near(
         Inconclusive: the goal has NaN or inf, or rounding alone leads as far as the right training.
     """
     __tracebackhide__ = True
-    found, what, precision = ranks[rank], f"{goal.what} holds", goal.precision
+    states = [end.state for end in ranks]
+    found, what, precision = states[rank], f"{goal.what} holds", goal.precision
     ends = {name: end for name, end in goal.expected[rank].items() if end is not None and _is_a_number(end)}
     begins = {name: or_zeros(goal.begin.get(name), end) for name, end in ends.items()}
     farthest = max((_largest(end - begins[name]) for name, end in ends.items()), default=0.0)
@@ -131,7 +150,7 @@ def require_near(
         first, right = found[names[0]], ends[names[0]]
         assert first is not None  # only gradients can be None
         way, went = (torch.cat([_flat(tensor) for tensor in tensors]) for tensors in (ways, gone))
-        apart = how_ranks_differ(ranks, precision, goal.expected, first=names)
+        apart = how_ranks_differ(states, precision, goal.expected, first=names)
         learned = [name for name in names if name.startswith("parameter")]
         parameters = [name for name in ends if name.startswith("parameter")]
         moved = [name for name in parameters if name in learned or _moved(ends, begins, name)]
@@ -142,7 +161,7 @@ def require_near(
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,
-            likely_cause=cause or diagnose(ways, otherwise=otherwise),
+            likely_cause=cause or _cause(ways, ranks, rank, goal, otherwise),
             case=case,
         )
     if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:
@@ -153,26 +172,48 @@ def require_near(
     return farthest > 0
 
 
-def _train(train: Train, model: nn.Module, steps: int) -> State:
+def require_gradients(who: str, ranks: Sequence[End], goal: Goal, *, case: object) -> None:
+    """Raise ``AssertionError`` if all gradients of the last step have a factor that the weights do not show."""
+    __tracebackhide__ = True
+    for rank, end in enumerate(ranks):
+        hidden = hidden_factor(end.given, goal.given[rank], goal.precision, len(ranks), goal.what)
+        if hidden is not None:
+            kind = next(iter(end.given.values())).optimizer
+            raise failure(
+                f"{who} rank {rank} holds the right weights, but {kind} got wrong gradients, and hides their factor",
+                Place(rank, step=goal.steps),
+                likely_cause=hidden,
+                case=case,
+            )
+
+
+def _cause(ways: Ways, ranks: Sequence[End], rank: int, goal: Goal, otherwise: str | None) -> Diagnosis:
+    """Return the cause that the optimizers' steps show; where they show none, the one that the weights show."""
+    shown = diagnose_steps(ways, [end.given for end in ranks], rank, goal.given[rank])
+    return shown if shown.fits else diagnose(ways, otherwise=otherwise, hints=shown.hints)
+
+
+def _train(train: Train, model: nn.Module, steps: int) -> End:
     torch.manual_seed(dist.get_rank() + 1)
     wide = any(parameter.dtype == torch.float64 for parameter in model.parameters())
     try:
-        train(model, steps)
+        with record_optimizers(model) as given:
+            train(model, steps)
     except RuntimeError as error:
         if wide and wants_another_dtype(error):
             error.add_note("the check gives float64 weights; give float64 data too, or pass dtype=torch.float32")
         raise
-    return state_of(model)
+    return End(state_of(model), given)
 
 
-def _begin(start: nn.Module, ended: State, at_rest: Callable[[], list[State]], name: str) -> State:
+def _begin(start: nn.Module, ended: State, at_rest: Callable[[], State], name: str) -> State:
     """Return the state at the start, including tensors that the training itself makes, such as adapters."""
     begin = state_of(start)
     made = [tensor for tensor in ended if tensor not in begin]
     if not made:
         return begin
     try:
-        return at_rest()[0] | begin
+        return at_rest() | begin
     except Exception as error:
         raise Inconclusive(
             f"{name} makes {made[0]}, which the model that make() gives does not have; how far it went is known where "

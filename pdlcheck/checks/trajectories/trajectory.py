@@ -12,7 +12,7 @@ from torch import nn
 from pdlcheck.checks.message import Place, case, failure, name_of, takes_world
 from pdlcheck.checks.state import State, require_bits
 from pdlcheck.checks.trajectories.causes import how_ranks_differ
-from pdlcheck.checks.trajectories.ends import Train, ends_of, goal_of, require_near
+from pdlcheck.checks.trajectories.ends import End, Train, ends_of, goal_of, require_gradients, require_near
 from pdlcheck.checks.trajectories.precision import Precision, made_for, precision_of
 from pdlcheck.errors import Inconclusive
 
@@ -51,7 +51,8 @@ def check_same_trajectory(
     Args:
         train: called as ``train(model, steps)`` on every rank, with the same weights on all, in float64, which
             ``torch.autocast`` leaves in float64. An optimizer whose steps depend on the size of the gradients, as those
-            of SGD do, reveals the most faults.
+            of SGD do, reveals the most faults. The gradients that an optimizer of ``torch.optim`` is given are
+            compared, too, because the steps of Adam hide a common factor.
         reference: called in the same way. If it makes parameters that the model did not have, it is also called with 0
             steps, for their values at the start.
         make: makes the plain model, outside of the ranks; ``train`` wraps it, or layers of it in their places.
@@ -92,10 +93,12 @@ def check_same_trajectory(
         facts = case(world, world_size, steps=taken, seed=seed, dtype=_unusual(dtype))
         for rank in range(world_size):
             moved |= require_near(f"{who} rank {rank}", found, rank, goal, otherwise=_left_over(taken), case=facts)
-        apart = how_ranks_differ(found, precision, goal.expected, learned=True)
+        states = [end.state for end in found]
+        apart = how_ranks_differ(states, precision, goal.expected, learned=True)
         if apart is not None:
             same = f"those of {name_of(reference)} are the same on all"
             raise failure(f"{who} ranks hold other weights, {same}", ranks=apart, likely_cause=apart.cause, case=facts)
+        require_gradients(who, found, goal, case=facts)
     if not moved:
         what = f"{name_of(reference)} holds the weights that it started with after {steps} step(s)"
         raise Inconclusive(f"{name_of(train)}: {what}, there is nothing to compare")
@@ -137,19 +140,20 @@ def check_world_size_does_not_matter(
     goal = goal_of(train, start, steps, world, world_sizes[0], precision)._replace(what=f"world_size {world_sizes[0]}")
     trained: list[State] = []
     for world_size in world_sizes:
-        ranks = ends_of(train, start, steps, world, world_size) if trained else goal.expected
+        again = ends_of(train, start, steps, world, world_size) if trained else []
+        ranks = again or [End(*both) for both in zip(goal.expected, goal.given, strict=True)]
         facts = case(world, world_size, steps=steps, seed=seed, dtype=_unusual(dtype))
-        for rank, state in enumerate(ranks):
+        for rank, (state, _) in enumerate(ranks):
             for name in state:
                 require_bits(
                     f"{name_of(train)}: replicas differ after {steps} step(s): rank {rank}",
                     name,
-                    (state[name], ranks[0][name]),
+                    (state[name], ranks[0].state[name]),
                     "rank 0 holds",
                     Place(rank, step=steps),
                     case=facts,
                 )
-        trained.append(ranks[0])
+        trained.append(ranks[0].state)
         who = f"{name_of(train)}: after {steps} step(s) every rank of {world_size}"
         same = goal._replace(expected=[trained[0]] * world_size)
         if not require_near(who, ranks, 0, same, cause=_GLOBAL_BATCH, case=facts):

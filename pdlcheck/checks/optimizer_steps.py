@@ -1,0 +1,94 @@
+"""The steps of optimizers during a training: the gradients that they are given, and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pdlcheck.checks.state import plain_name
+
+__all__ = ["GivenToOptimizer", "record_optimizers"]
+
+_KINDS = (bool, float, int, tuple)
+
+
+@dataclass
+class GivenToOptimizer:
+    """One parameter in the steps of the optimizer that updates it.
+
+    Args:
+        optimizer: the name of the optimizer's class.
+        settings: of the parameter's group, for each step.
+        gradient: in the last step; None if there was none.
+        is_torchs: whether the optimizer is one of ``torch.optim``. Others may scale gradients, or copy them, on their
+            own in a step.
+    """
+
+    optimizer: str
+    settings: list[Mapping[str, Any]] = field(default_factory=list)
+    gradient: Tensor | None = None
+    is_torchs: bool = True
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps."""
+        return len(self.settings)
+
+
+@contextmanager
+def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]:
+    """Record every step of an optimizer that updates a parameter of ``model``, during the block, by parameter.
+
+    A parameter is found by its identity. So the copies that a wrapper trains are not recorded, nor are DTensors, whose
+    gradients lie on several ranks. Where the step of one optimizer calls that of another, as ZeRO's does, both are one.
+    """
+    given: dict[str, GivenToOptimizer] = {}
+    running: list[Optimizer] = []  # each one calls the next
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        running.append(optimizer)
+        names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
+        for group in optimizer.param_groups:
+            settings = {name: _plain(value) for name, value in group.items() if isinstance(value, (*_KINDS, Tensor))}
+            for parameter in group["params"]:
+                name = names.get(id(parameter))
+                if name is None or hasattr(parameter, "full_tensor"):
+                    continue
+                one = given.setdefault(name, GivenToOptimizer(""))
+                if len(running) > 1 and one.settings:
+                    one.settings.pop()
+                one.optimizer = type(optimizer).__name__
+                one.is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+                one.settings.append(settings)
+                one.gradient = _copy(parameter.grad, getattr(optimizer, "grad_scale", None))
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        while running and running.pop() is not optimizer:
+            pass
+
+    hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+    try:
+        yield given
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _copy(gradient: Tensor | None, scale: Tensor | None) -> Tensor | None:
+    """Return a copy on the CPU, without the scale that a fused optimizer removes in its step."""
+    if gradient is None:
+        return None
+    held = gradient.detach()
+    held = (held if held.layout == torch.strided else held.to_dense()).cpu()
+    return held.clone() if scale is None else held / scale.cpu()

@@ -1,0 +1,144 @@
+"""check_same_trajectory on faults that the weights hide, and the steps of optimizers show."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch.nn.parallel import DistributedDataParallel
+
+from pdlcheck.checks import check_same_trajectory
+
+DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+ADAM = functools.partial(torch.optim.AdamW, lr=1e-2)
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def batches(model, steps):
+    data = DATA.to(next(model.parameters()).dtype)
+    return [(batch[:, :3], batch[:, 3:]) for batch in data.split(8)[:steps]]
+
+
+def plainly(model, steps, *, optimizer=ADAM):
+    adam = optimizer(model.parameters())
+    for inputs, targets in batches(model, steps):
+        adam.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        adam.step()
+
+
+def ddp(model, steps, *, factor=1.0, optimizer=ADAM, schedule=None, twice=False, frozen=(), left_out=()):
+    """Train with DDP; each keyword but ``optimizer`` is a fault."""
+    replica = DistributedDataParallel(model)
+    adam = optimizer([one for name, one in model.named_parameters() if name not in left_out])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adam, schedule) if schedule else None
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for inputs, targets in batches(model, steps):
+        adam.zero_grad()
+        (factor * nn.functional.mse_loss(replica(inputs[rank::ranks]), targets[rank::ranks])).backward()
+        for name, parameter in model.named_parameters():
+            if name in frozen:
+                parameter.grad = None
+        for _ in range(1 + twice):
+            adam.step()
+        if scheduler:
+            scheduler.step()
+
+
+def rejected(world, train, reference=plainly, **more):
+    with pytest.raises(AssertionError) as caught:
+        check_same_trajectory(train, reference, net, world, **more)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("factor", "cause"),
+    [
+        (2.0, "as world_size is 2: gradients are summed, not averaged, over ranks"),
+        (0.5, "as world_size is 2: gradients are divided by it, or by as many micro-batches, once too often"),
+        (7.0, "the gradients are 7 times as large"),
+        (1.5, "the optimizer got the gradients of plainly times 1.5, all of them"),
+    ],
+)
+def test_a_factor_that_adam_hides_is_found(world, factor, cause):
+    error = rejected(world, functools.partial(ddp, factor=factor), dtype=torch.float32)
+    assert "rank 0 holds the right weights, but AdamW got wrong gradients, and hides their factor" in str(error)
+    assert error.cause.startswith(cause)
+
+
+def test_right_gradients_under_adam_pass(world):
+    check_same_trajectory(ddp, plainly, net, world, dtype=torch.float32)
+
+
+def test_a_scale_that_a_fused_optimizer_removes_is_no_factor(world):
+    def scaled(model, steps):
+        replica, scaler = DistributedDataParallel(model), torch.amp.GradScaler("cpu", init_scale=64.0)
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        for inputs, targets in batches(model, steps):
+            adam.zero_grad()
+            loss = nn.functional.mse_loss(replica(inputs[rank::ranks]), targets[rank::ranks])
+            scaler.scale(loss).backward()
+            scaler.step(adam)
+            scaler.update()
+
+    check_same_trajectory(scaled, plainly, net, world, dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_an_optimizer_within_an_optimizer_takes_one_step(world):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns
+
+    def zero(parameters):
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-2)
+
+    check_same_trajectory(functools.partial(ddp, optimizer=zero), plainly, net, world)
+    error = rejected(world, functools.partial(ddp, optimizer=zero, twice=True))
+    assert error.cause.startswith("the optimizer took 2 steps, that of plainly 1: it steps in each micro-batch")
+
+
+def test_a_schedule_that_steps_too_often_is_named_with_its_step(world):
+    error = rejected(world, functools.partial(ddp, schedule=lambda step: 0.5**step))
+    assert (
+        "the gradients are right, and the optimizer has lr=0.005 for parameter '0.weight' in its step 2" in error.cause
+    )
+    assert error.cause.endswith("that of plainly lr=0.01")
+
+
+def test_another_setting_is_named(world):
+    decays = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.5)
+    error = rejected(world, functools.partial(ddp, optimizer=decays))
+    assert (
+        "has weight_decay=0.5 for parameter '0.weight' in its step 1, that of plainly weight_decay=0.01" in error.cause
+    )
+    error = rejected(world, functools.partial(ddp, optimizer=functools.partial(torch.optim.Adam, lr=1e-2)))
+    assert "the gradients are right, and the optimizer is Adam, that of plainly AdamW" in error.cause
+
+
+def test_a_parameter_in_no_optimizer_is_named(world):
+    error = rejected(world, functools.partial(ddp, left_out=("2.bias",)))
+    assert error.cause == "no optimizer of this training updates parameter '2.bias', one of plainly does"
+
+
+def test_a_parameter_without_a_gradient_is_named(world):
+    error = rejected(world, functools.partial(ddp, frozen=("0.weight", "0.bias")))
+    assert error.cause.startswith("the optimizer got no gradient of parameter '0.weight' and 1 more (.grad is None)")
+
+
+def test_what_changes_weights_outside_of_the_step_is_not_put_down_to_it(world):
+    def decays(model, steps):
+        ddp(model, steps)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)
+
+    error = rejected(world, decays)
+    assert error.cause is None
+    assert "the last gradients and the settings that the optimizer got are right" in str(error)
