@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import check_same_trajectory
