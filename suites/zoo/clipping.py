@@ -1,0 +1,150 @@
+"""Bugs of gradient clipping: another norm, another time, another rank, or none."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from pdlcheck.checks import check_clip_grad_norm, check_same_trajectory
+
+from .entry import entry
+
+
+def scale(parameters, norm, max_norm):
+    clip_coef = max_norm / (norm + 1e-6)
+    for parameter in parameters:
+        parameter.grad *= clip_coef.clamp(max=1.0)
+
+
+@entry(
+    "clip-local-norm",
+    "SpecForge PR #663, pytorch #72548",
+    check="check_clip_grad_norm",
+    cause=r"the norm of this rank alone was used",
+)
+def clips_each_shard_by_its_own_norm(broken, world):
+    """Clip the shard of each rank by the norm of this shard."""
+
+    def clip_grad_norm_(parameters, max_norm):
+        total = sum((parameter.grad.double() ** 2).sum() for parameter in parameters)
+        if not broken:
+            dist.all_reduce(total)
+        norm = total.sqrt()
+        scale(parameters, norm, max_norm)
+        return norm
+
+    gradients = [[torch.tensor([3.0, 4.0])], [torch.tensor([6.0, -2.0]), torch.tensor([[1.0]])]]
+    check_clip_grad_norm(clip_grad_norm_, world, gradients=gradients, max_norm=1.0)
+
+
+BATCHES = 3 * torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def own_share(batch):
+    return batch.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def error(model, samples):
+    return functional.mse_loss(model(samples[:, :3]), samples[:, 3:])
+
+
+def plainly(model, steps, max_norm=1.0):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in BATCHES[:steps]:
+        optimizer.zero_grad()
+        error(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+
+
+@entry(
+    "clip-before-sync",
+    "BLOOM chronicles 2022-03-24",
+    check="check_same_trajectory",
+    judged="none",
+    why="no candidate clips the gradients of each rank; a note sends to samples that weigh otherwise",
+)
+def clips_before_the_all_reduce(broken, world):
+    """Clip the gradients of each rank, and then average them over ranks."""
+
+    def train(model, steps, max_norm=1.0):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for batch in BATCHES[:steps]:
+            optimizer.zero_grad()
+            error(model, own_share(batch)).backward()
+            if broken:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+            if not broken:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+
+    check_same_trajectory(train, plainly, net, world)
+
+
+@entry(
+    "bloom-clip-one-rank",
+    "DeepSpeed PR #1801",
+    check="check_clip_grad_norm",
+    cause=r"the gradients were not clipped on this rank",
+)
+def clips_on_one_tensor_parallel_rank(broken, world):
+    """Scale gradients by the norm of all ranks, but on tensor parallel rank 0 only."""
+
+    def clip_grad_norm_(parameters, max_norm):
+        weight, layer_norm = parameters  # the weight is a shard, the LayerNorm is replicated
+        mp_rank = dist.get_rank()
+        total = (weight.grad.double() ** 2).sum()
+        if mp_rank == 0:
+            total += (layer_norm.grad.double() ** 2).sum()
+        dist.all_reduce(total)
+        norm = total.sqrt()
+        if mp_rank == 0 or not broken:
+            scale(parameters, norm, max_norm)
+        return norm
+
+    layer_norm = torch.tensor([1.0, -2.0])
+    gradients = [[torch.tensor([3.0, 4.0]), layer_norm], [torch.tensor([6.0, -2.0]), layer_norm.clone()]]
+    counted = [[True, True], [True, False]]
+    check_clip_grad_norm(clip_grad_norm_, world, gradients=gradients, max_norm=1.0, counted=counted)
+
+
+@entry(
+    "clip-disabled",
+    "DeepSpeed PR #3790",
+    check="check_same_trajectory",
+    cause=r"one of the two clips and the other does not",
+)
+def clips_in_fp16_only(broken, world):
+    """Clip in the step of the fp16 mode, and not in the step of the bf16 mode."""
+
+    def train(model, steps, precision="bf16", max_norm=1.0):
+        engine = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+
+        def take_model_step():
+            if scaler.is_enabled():
+                scaler.unscale_(optimizer)
+            if scaler.is_enabled() or not broken:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+
+        for batch in BATCHES[:steps]:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16 if precision == "bf16" else torch.float16):
+                loss = error(engine, own_share(batch))
+            scaler.scale(loss).backward()
+            take_model_step()
+
+    check_same_trajectory(train, plainly, net, world)
