@@ -18,8 +18,8 @@ IGNORED = -100
     "torchtitan PR #3111",
     check="check_metric",
     cause=r"2 times too small: divided twice",
-    judged="partial",
-    why="the factor is right, but it comes from a count of the whole sequence on every rank, not from two divisions",
+    judged="wrong",
+    why="the factor is right, but there is one division: each rank counts the tokens of the whole sequence",
 )
 def counts_tokens_before_the_sequence_is_divided(broken, world):
     """Count the tokens of the whole sequence on each context-parallel rank, for the losses of a part of it."""
