@@ -1,0 +1,123 @@
+"""Bugs of data loading: epochs that repeat, samples that several ranks have, and samples that no rank has."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+from pdlcheck.checks import check_epoch_loop, check_metric
+
+from .entry import entry
+
+
+@entry(
+    "set-epoch-forgotten",
+    "SimCLR #26",
+    check="check_epoch_loop",
+    cause="set_epoch was forgotten",
+)
+def forgets_set_epoch(broken, world):
+    """Loops over epochs never call set_epoch on their sampler."""
+
+    def train(dataset, epochs):
+        sampler = DistributedSampler(dataset)
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+        visited = []
+        for epoch in range(epochs):
+            if not broken:
+                sampler.set_epoch(epoch)
+            visited.append(list(loader))
+        return visited
+
+    check_epoch_loop(train, world, num_samples=50, world_size=2)
+
+
+class ShuffledStream(IterableDataset):
+    """A stream in an order of each epoch, whole or the share of a rank."""
+
+    def __init__(self, source, num_shards=1, index=0):
+        self.source, self.num_shards, self.index = source, num_shards, index
+        self.epoch = 0
+
+    def __iter__(self):
+        order = torch.randperm(len(self.source), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        for place in order[self.index :: self.num_shards]:
+            yield self.source[place]
+
+
+@entry(
+    "sampler-missing",
+    "transformers #11254",
+    check="check_epoch_loop",
+    cause="every rank has the whole data set: the sampler is missing",
+)
+def iterates_over_the_full_stream(broken, world):
+    """Every rank iterates over the full stream of an IterableDataset."""
+
+    def get_train_dataloader(dataset):
+        share = (1, 0) if broken else (dist.get_world_size(), dist.get_rank())
+        return DataLoader(ShuffledStream(dataset, *share), batch_size=4)
+
+    def train(dataset, epochs):
+        loader, visited = get_train_dataloader(dataset), []
+        for epoch in range(epochs):
+            loader.dataset.epoch = epoch
+            visited.append(list(loader))
+        return visited
+
+    check_epoch_loop(train, world, num_samples=50, world_size=2)
+
+
+@entry(
+    "sampler-pad-eval-dup",
+    "accelerate #575",
+    check="check_metric",
+    cause="the first sample counts twice, as a sampler pads to 32",
+)
+def counts_the_padding_of_the_sampler(broken, world):
+    """Accuracy counts samples twice that the sampler repeats for equal lengths."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(31, 4, generator=generator), torch.randint(0, 3, (31,), generator=generator)
+
+    def gather_for_metrics(values, remainder):
+        gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, values)
+        flat = torch.stack(gathered, dim=1).flatten(0, 1)
+        return flat if broken else flat[:remainder]
+
+    def evaluate(inputs, labels):
+        torch.manual_seed(0)
+        model, dataset = nn.Linear(4, 3), TensorDataset(inputs, labels)
+        loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, shuffle=False))
+        correct, seen = 0, 0
+        for x, y in loader:
+            is_right = gather_for_metrics(model(x).argmax(-1) == y, len(dataset) - seen)
+            correct, seen = correct + int(is_right.sum()), seen + len(is_right)
+        return {"accuracy": correct / seen}
+
+    check_metric(evaluate, [inputs, labels], world)
+
+
+@entry(
+    "drop-last-loses-tail",
+    "burn #5695",
+    check="check_epoch_loop",
+    cause="nothing is shuffled, which shuffle=False accepts",
+    judged="partial",
+    why="it names the order, but not that drop_last then leaves out the same two samples in every epoch",
+)
+def drops_the_same_tail_in_each_epoch(broken, world):
+    """Each epoch leaves out the same samples, because the loader keeps one order and drops the last batch."""
+
+    def train(dataset, epochs):
+        sampler = DistributedSampler(dataset, shuffle=not broken)
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler, drop_last=True)
+        visited = []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            visited.append(list(loader))
+        return visited
+
+    check_epoch_loop(train, world, num_samples=50, world_size=2, drop_last=4)
