@@ -58,7 +58,7 @@ class Residual(nn.Module):
     why="no candidate exchanges two equal messages between two stages",
 )
 def receives_two_equal_messages_in_another_order(broken, world):
-    """A stage sends hidden states and residual without tags, and the next stage receives them in the other order."""
+    """Two equal messages without tags are received in the other order: hidden states and residual are exchanged."""
     names = ("hidden", "residual")
     tags = {"hidden": 0, "residual": 0 if broken else 1}
 
@@ -108,7 +108,7 @@ def receives_two_equal_messages_in_another_order(broken, world):
     cause="writes the input of a pending operation",
 )
 def fills_the_send_buffer_while_it_is_sent(broken, world):
-    """The send buffer gets the next activation before the send is complete."""
+    """Each activation is copied into the send buffer before the send of the last one is complete."""
 
     def send_forward(outputs):
         buffer, works = torch.empty(3), []
@@ -139,7 +139,7 @@ def fills_the_send_buffer_while_it_is_sent(broken, world):
     cause="reads the output of a pending operation",
 )
 def scales_the_gradient_before_the_wait(broken, world):
-    """The averaged gradient is computed from the buffer of an all_reduce that is not complete."""
+    """Gradients are averaged from the buffer of an all_reduce that is not complete."""
 
     def average_tensor(bucket):
         handle = dist.all_reduce(bucket, async_op=True)
