@@ -1,0 +1,124 @@
+"""Bugs of metrics and of learning-rate schedules: numbers of one rank that stand for those of all."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LinearLR
+
+from pdlcheck.checks import check_metric, check_same_trajectory
+
+from .entry import entry
+
+ROWS = torch.randn(48, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def validation_step(model, inputs, targets):
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def local_batches(*tensors, batch_size=4):
+    """Return the batches of this rank, as a sampler without padding deals them."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return zip(*(tensor[rank::world_size].split(batch_size) for tensor in tensors), strict=True)
+
+
+def regression():
+    torch.manual_seed(0)
+    return nn.Linear(3, 1).double(), [ROWS[:29, :3], ROWS[:29, 3:]]
+
+
+@entry(
+    "metric-mean-of-means",
+    "Lightning #12354; RecBole PR #1872",
+    check="check_metric",
+    cause="each counted once: weigh them",
+)
+def averages_the_means_of_ranks(broken, world):
+    """Each rank has the mean loss of its samples, and each mean counts once, whatever the number of samples."""
+    model, samples = regression()
+
+    def validate(inputs, targets):
+        total, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for x, y in local_batches(inputs, targets):
+            total += validation_step(model, x, y).detach() * len(x)
+            count += len(x)
+        if broken:
+            mean = total / count
+            dist.all_reduce(mean)
+            return {"val_loss": mean.item() / dist.get_world_size()}
+        dist.all_reduce(total)
+        dist.all_reduce(count)
+        return {"val_loss": (total / count).item()}
+
+    check_metric(validate, samples, world)
+
+
+@entry(
+    "metric-rank0-only",
+    "transformer-xl #14; HydraGNN PR #136",
+    check="check_metric",
+    cause="rank 0 alone: it was not reduced",
+)
+def reports_the_loss_of_rank_0(broken, world):
+    """Only the samples of rank 0 are in the loss that rank 0 logs."""
+    model, samples = regression()
+
+    def evaluate(inputs, targets):
+        model.eval()
+        total_len, total_loss = 0, 0.0
+        with torch.no_grad():
+            for x, y in local_batches(inputs, targets):
+                total_loss += len(x) * validation_step(model, x, y).item()
+                total_len += len(x)
+        sums = torch.tensor([total_loss, total_len], dtype=torch.float64)
+        if not broken:
+            dist.all_reduce(sums)
+        return (sums[0] / sums[1]).item() if dist.get_rank() == 0 else None  # rank 0 logs it
+
+    check_metric(evaluate, samples, world)
+
+
+class AcceleratedScheduler:
+    def __init__(self, scheduler, steps_per_call):
+        self.scheduler, self.steps_per_call = scheduler, steps_per_call
+
+    def step(self):
+        for _ in range(self.steps_per_call):
+            self.scheduler.step()
+
+
+@entry(
+    "lr-sched-times-w",
+    "accelerate #2926; transformers PR #24088",
+    check="check_same_trajectory",
+    judged="none",
+    why="no candidate has a schedule that runs ahead; a note names the schedule beside three other states",
+)
+def steps_the_scheduler_for_every_process(broken, world):
+    """One step of the optimizer takes as many steps of the scheduler as there are processes."""
+    num_training_steps = 12
+
+    def fit(model, optimizer, scheduler, steps, shard):
+        for batch in ROWS.split(8)[:steps]:
+            optimizer.zero_grad()
+            inputs = shard(batch)
+            validation_step(model, inputs[:, :3], inputs[:, 3:]).backward()
+            optimizer.step()
+            scheduler.step()
+
+    def inner_training_loop(model, steps):
+        ddp = DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
+        decay = LinearLR(optimizer, 1.0, 0.0, total_iters=num_training_steps)
+        scheduler = AcceleratedScheduler(decay, dist.get_world_size() if broken else 1)
+        fit(ddp, optimizer, scheduler, steps, lambda batch: batch[dist.get_rank() :: dist.get_world_size()])
+
+    def plain(model, steps):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        decay = LinearLR(optimizer, 1.0, 0.0, total_iters=num_training_steps)
+        fit(model, optimizer, decay, steps, lambda batch: batch)
+
+    check_same_trajectory(inner_training_loop, plain, lambda: nn.Linear(3, 1), world)
