@@ -222,7 +222,7 @@ def adds_up_dangling_mass_in_float32(broken, world):
     children = torch.arange(1, n)  # a crawl: each page links to three, and the last ones are not yet visited
     graph = edges(((children - 1) // 3).numpy(), children.numpy(), n)
 
-    def page_rank(graph, damping=0.85, rounds=60):
+    def page_rank(graph, damping=0.85, rounds=40):
         src, dst, n = tensors(graph)
         degree = out_degrees(src, n)
         dangling, where = degree == 0, torch.zeros(int((degree == 0).sum()), dtype=torch.int64)
