@@ -93,8 +93,9 @@ def error(model, samples):
     "ga-short-last-window",
     "transformers #38837",
     check="check_same_trajectory",
-    judged="none",
-    why="a factor in one step only, below momentum, is no candidate; a note sends to what a step leaves to the next",
+    cause="divided by it, or by as many micro-batches, once too often",
+    judged="partial",
+    why="the world size stands before the number of micro-batches, and the last window is named by the step only",
 )
 def divides_the_short_window_by_the_configured_steps(broken, world):
     """Divide the loss by gradient_accumulation_steps, 2, in the last window of an epoch, which has 1 micro-batch."""

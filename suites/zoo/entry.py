@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pdlcheck.errors import CheckFailed, PdlcheckError
+from pdlcheck.errors import CheckFailed, Inconclusive, PdlcheckError
 
 __all__ = ["ENTRIES", "Entry", "Judgement", "Verdict", "entry", "judge"]
 
@@ -95,6 +95,8 @@ def judge(one: Entry, world: Any, *, broken: bool) -> Verdict:
     error: BaseException | None = None
     try:
         one.program(broken, world)
+    except Inconclusive:
+        raise
     except (CheckFailed, PdlcheckError) as found:
         error = found
     return Verdict(error, time.perf_counter() - start)

@@ -119,9 +119,7 @@ def skips_parameters_without_a_gradient(broken, world):
     "ema-buffers-missing",
     "YOLOX #1176",
     check="check_same_trajectory",
-    cause="no gradient reached the optimizer",
-    judged="wrong",
-    why="only buffers are wrong, which no optimizer moves: the average over time leaves them out",
+    cause="an average or a copy leaves buffers out",
 )
 def forgets_the_statistics_of_the_teacher(broken, world):
     """Teachers follow the parameters of the student, and keep the batch statistics that they began with."""

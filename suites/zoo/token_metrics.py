@@ -17,9 +17,7 @@ IGNORED = -100
     "metric-denominator-presharded",
     "torchtitan PR #3111",
     check="check_metric",
-    cause=r"2 times too small: divided twice",
-    judged="wrong",
-    why="the factor is right, but there is one division: each rank counts the tokens of the whole sequence",
+    cause="2 times too small: divided twice, or each rank counts all samples",
 )
 def counts_tokens_before_the_sequence_is_divided(broken, world):
     """Count the tokens of the whole sequence on each context-parallel rank, for the losses of a part of it."""

@@ -67,9 +67,7 @@ def averages_ranks_with_unlike_batches(broken, world):
     "scale-in-step-not-backward",
     "DeepSpeed PR #7839",
     check="check_same_trajectory",
-    cause=r"gradients have a factor",
-    judged="partial",
-    why="the factor 1/65536 is not named, and clipping and learning rates stand before it",
+    cause="a loss scale of 65536 is removed and never multiplied the loss",
 )
 def divides_out_a_scale_that_backward_does_not_apply(broken, world):
     """Divide gradients by the loss scale in step(), although backward() does not multiply the loss by it."""

@@ -189,7 +189,7 @@ def own_share(batch):
     "no-sync-around-forward-only",
     "accelerate PR #1726",
     check="check_same_trajectory",
-    cause=r"ranks went apart: a gradient was not synchronised",
+    cause="their optimizers got different gradients of .*, which were not synchronised",
     judged="partial",
     why="it does not say that DDP reduced nothing in the step, nor that no_sync() was entered",
 )
@@ -218,7 +218,7 @@ def leaves_no_sync_before_the_backward_pass(broken, world):
     "fsdp-size-one-no-sync",
     "verl #7493",
     check="check_same_trajectory",
-    cause=r"ranks went apart: a gradient was not synchronised",
+    cause="their optimizers got different gradients of .*, which were not synchronised",
     judged="partial",
     why="it does not say that the gradients were reduced in groups of one rank only",
 )

@@ -214,7 +214,10 @@ class Alone:
         value = self.of_all.get(place)
         if is_number(value):
             yield f"world_size = {world_size} times too large: summed, not averaged", value * world_size
-            yield f"world_size = {world_size} times too small: divided twice", value / world_size
+            yield (
+                f"world_size = {world_size} times too small: divided twice, or each rank counts all samples",
+                value / world_size,
+            )
 
 
 def values_of(report: Any, place: str = "") -> Values:

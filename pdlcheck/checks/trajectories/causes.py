@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,10 @@ _STILL = (
     "no gradient reached the optimizer, its learning rate was 0, this rank is not one that updates them, or another "
     "model, such as a copy, was trained"
 )
+_STILL_BUFFERS = (
+    "nothing updated these buffers: an average or a copy leaves buffers out, or no forward pass ran in training mode"
+)
+_LOSS_SCALE = 2.0**8  # the least power of two that is taken for a loss scale
 
 
 def how_far(way: Tensor, went: Tensor) -> str | None:
@@ -121,7 +126,7 @@ def diagnose(ways: Ways, *, otherwise: str | None = None, hints: Sequence[str] =
     if not ways.right.any():
         return explain(ways, hints=notes)
     if not ways.went.any():
-        return explain(ways, [Candidate(_STILL, holds=lambda ways: not ways.went.any())])
+        return explain(ways, [Candidate.when(_STILL_BUFFERS if ways.of_buffers else _STILL, True)])
     tables = [_of_rounding(ways), _of_ranks(ways), _of_world_size(ways), _of_other_numbers(ways)]
     if otherwise is None and ways.apart is None and ways.world_size > 1 and ways.wrong:
         tables += [_of_other_factors(ways), _of_the_way_back(ways)]
@@ -134,12 +139,18 @@ def causes_of_gradients(ways: Ways) -> Iterator[Candidate[Ways]]:
     yield from _of_world_size(ways)
     if ways.is_factor(ways.world_size) or ways.is_factor(1 / ways.world_size):
         return
+    power = 2.0 ** round(math.log2(ways.times)) if ways.times > 0 else 1.0
+    scale = max(power, 1 / power)
+    if scale >= _LOSS_SCALE and ways.is_factor(power):
+        wrong = "multiplies the loss and is not removed" if power > 1 else "is removed and never multiplied the loss"
+        yield Candidate.when(f"the gradients are {ways.times:.6g} times right: a loss scale of {scale:g} {wrong}", True)
+        return
     numbers = [*_of_other_numbers(ways)]
     yield from numbers
     if not any(one.holds is not None and one.holds(ways) for one in numbers):
         yield Candidate(
             f"the optimizer got the gradients of {ways.what} times {ways.times:.6g}, all of them: a loss scaled "
-            "in another way, as by a number of tokens, a loss scale that is not removed, or clipping by another norm",
+            "in another way, as by a number of tokens, or clipping by another norm, or in one of the two only",
             holds=lambda ways: ways.cosine > _ALONG and abs(ways.times - 1) > max(1e-6, ways.precision.of_the_way),
             short="a factor of all gradients",
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.optimizer_steps import GivenToOptimizer, record_optimizers
-from pdlcheck.checks.state import State, state_of
+from pdlcheck.checks.state import State, plain_name, state_of, tied_names
 from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
 from pdlcheck.checks.trajectories.precision import Precision, wants_another_dtype
 from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
@@ -37,10 +37,12 @@ class End(NamedTuple):
     Args:
         state: parameters and buffers.
         given: what optimizers were given, by parameter.
+        tied: groups of names that share one tensor.
     """
 
     state: State
     given: Mapping[str, GivenToOptimizer]
+    tied: Sequence[Sequence[str]] = ()
 
 
 class Goal(NamedTuple):
@@ -50,6 +52,7 @@ class Goal(NamedTuple):
         begin: the state at the start.
         expected: the right state of each rank.
         given: what the optimizers of each rank were given.
+        tied: groups of names that share one tensor.
         rounding: the effect of rounding on the training.
         precision: the tolerances.
         what: the name of the training, for messages.
@@ -59,6 +62,7 @@ class Goal(NamedTuple):
     begin: State
     expected: Sequence[State]
     given: Sequence[Mapping[str, GivenToOptimizer]]
+    tied: Sequence[Sequence[str]]
     rounding: Rounding
     precision: Precision
     what: str
@@ -75,7 +79,7 @@ def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: 
     expected, given = [end.state for end in ends], [end.given for end in ends]
     begin = _begin(start, expected[0], lambda: of_rank_0(start, 0), name_of(train))
     rounding = Rounding(lambda model: of_rank_0(model, taken), start, expected[0], precision.dtype)
-    return Goal(begin, expected, given, rounding, precision, name_of(train), taken)
+    return Goal(begin, expected, given, ends[0].tied, rounding, precision, name_of(train), taken)
 
 
 def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[End]:
@@ -189,6 +193,10 @@ def require_gradients(who: str, ranks: Sequence[End], goal: Goal, *, case: objec
 
 def _cause(ways: Ways, ranks: Sequence[End], rank: int, goal: Goal, otherwise: str | None) -> Diagnosis:
     """Return the cause that the optimizers' steps show; where they show none, the one that the weights show."""
+    untied = [names for names in goal.tied if names not in ranks[rank].tied]
+    if untied and {f"parameter {name!r}" for names in untied for name in names} >= set(ways.wrong) != set():
+        names = " and ".join(untied[0])
+        return Diagnosis(fits=(f"{names} are one tensor in {goal.what}, and are no longer tied in this training",))
     shown = diagnose_steps(ways, [end.given for end in ranks], rank, goal.given[rank])
     return shown if shown.fits else diagnose(ways, otherwise=otherwise, hints=shown.hints)
 
@@ -203,7 +211,8 @@ def _train(train: Train, model: nn.Module, steps: int) -> End:
         if wide and wants_another_dtype(error):
             error.add_note("the check gives float64 weights; give float64 data too, or pass dtype=torch.float32")
         raise
-    return End(state_of(model), given)
+    tied = [[*map(plain_name, names)] for names in tied_names(model)]
+    return End(state_of(model), given, tied)
 
 
 def _begin(start: nn.Module, ended: State, at_rest: Callable[[], State], name: str) -> State:

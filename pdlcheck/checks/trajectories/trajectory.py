@@ -144,7 +144,7 @@ def check_world_size_does_not_matter(
         again = ends_of(train, start, steps, world, world_size) if trained else []
         ranks = again or [End(*both) for both in zip(goal.expected, goal.given, strict=True)]
         facts = case(world, world_size, steps=steps, seed=seed, dtype=_unusual(dtype))
-        for rank, (state, _) in enumerate(ranks):
+        for rank, state in enumerate(end.state for end in ranks):
             for name in state:
                 require_bits(
                     f"{name_of(train)}: replicas differ after {steps} step(s): rank {rank}",
