@@ -80,8 +80,8 @@ def _page(verdicts: list[tuple[Entry, Verdict]]) -> str:
         "# The zoo of real bugs",
         "",
         "Each entry is a bug of a public project as a small program in `suites/zoo`, with a correct twin. The check is",
-        "the one that [checks.md](checks.md) names for such code, at its defaults. Each message stands beside a judgement",
-        "of its cause, so that you can disagree. `python ci/zoo.py --page docs/zoo.md` writes this page.",
+        "the one that [checks.md](checks.md) names for such code, at its defaults. Each message stands beside a",
+        "judgement of its cause, so that you can disagree. `python ci/zoo.py --page docs/zoo.md` writes this page.",
         "",
     ]
     for one, verdict in verdicts:

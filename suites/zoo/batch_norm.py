@@ -182,9 +182,9 @@ def divides_by_the_own_count_in_the_backward_pass(broken, world):
     "syncbn-empty-rank",
     "pytorch PR #74944",
     check="check_sharded_layer",
-    cause=r"it is nan times what it should be",
+    cause="it is NaN: 0 / 0, as the mean or the variance of no samples",
     judged="partial",
-    why="NaN is no factor, and it does not say that a rank has no samples",
+    why="it does not say which rank has no samples",
 )
 def takes_the_mean_of_no_samples(broken, world):
     """Take the mean of no samples, 0 / 0, as the part of an empty rank in the statistics of SyncBatchNorm."""

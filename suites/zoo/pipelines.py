@@ -79,8 +79,7 @@ def check(step_of, world):
     "pp-output-order",
     "SkyRL #1865, PR #2096, PR #2209",
     check="check_pipeline",
-    judged="none",
-    why="no candidate has the right outputs at the places of other samples",
+    cause="the outputs are right and stand at other samples, in the order .*: parts were put together in another way",
 )
 def returns_outputs_in_packed_order(broken, world):
     """Micro-batches are packed by the lengths of sequences, and their outputs are returned in that order."""
@@ -100,8 +99,7 @@ def returns_outputs_in_packed_order(broken, world):
     "pp-same-input-each-micro",
     "AiDotNet PR #845",
     check="check_pipeline",
-    judged="none",
-    why="no candidate has the outputs of one micro-batch in the place of every other",
+    cause="every micro-batch has the outputs of micro-batch 0: one input was sent again",
 )
 def takes_the_first_slice_for_every_microbatch(broken, world):
     """Each micro-batch is cut from the start of the batch, not from its own place."""

@@ -218,8 +218,7 @@ def adds_the_norm_in_the_optimizer_again(broken, world):
     "gather-last-dim",
     "TransformerEngine #530",
     check="check_all_gather",
-    judged="none",
-    why="no candidate takes the blocks in memory order for columns",
+    cause="concatenated along dimension 0 and viewed in this shape",
 )
 def takes_blocks_for_columns(broken, world):
     """Output of all_gather_into_tensor is allocated as a concatenation along the last dimension."""

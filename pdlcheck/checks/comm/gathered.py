@@ -76,6 +76,11 @@ def require_concatenated(calls: Calls, rank: int, found: Tensor, dim: int) -> No
         for shift in range(1, count):
             order = [(place - shift) % count for place in range(count)]
             yield f"the ranks are in the order {order}", torch.cat([inputs[place] for place in order], dim)
+        for other in range(0 if _differ_in_shape(inputs) else expected.dim()):
+            viewed = torch.cat(list(inputs), other)
+            if other != dim % expected.dim():
+                text = f"concatenated along dimension {other} and viewed in this shape: move the dimension"
+                yield text, viewed.reshape(expected.shape)
         yield "these elements are zero: nothing arrived", torch.zeros_like(expected)
 
     padded = list(_padded_shape(inputs))

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.pipeline.steps import Named, is_near
 from pdlcheck.compat.torch.modules import submodules
 
-__all__ = ["has_right_ones", "localise_error", "order_of_parts", "wrong_parts"]
+__all__ = ["diagnose_outputs", "has_right_ones", "localise_error", "wrong_parts"]
 
 SHOWN = 4
+_ROWS = 8  # shown
 
 
 def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
@@ -24,17 +26,70 @@ def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
     return f"{len(wrong)} of {count} micro-batches: {', '.join(wrong[:SHOWN])}{', ...' if wrong[SHOWN:] else ''}"
 
 
-def order_of_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
-    """Return a text if ``found`` consists of the right outputs in another order of micro-batches, else None."""
-    parts = list(goal.tensor_split(count)) if goal.dim() else []
-    order, left = [], found
-    while len(left):
-        fits = [i for i, part in enumerate(parts) if i not in order and len(part) and is_near(left[: len(part)], part)]
-        if not fits:
-            return None
-        order.append(fits[0])
-        left = left[len(parts[fits[0]]) :]
-    return f"micro-batches are in the order {order}"
+def diagnose_outputs(found: Tensor, goal: Tensor, count: int) -> Diagnosis:
+    """Return the causes of wrong outputs that consist of right ones in other places.
+
+    Args:
+        found: the outputs of the pipeline.
+        goal: those of one process, of the same shape.
+        count: number of micro-batches.
+    """
+    if not goal.dim() or len(goal) < 2:
+        return Diagnosis()
+    order = _order(found, goal.tensor_split(count)) or []
+    times = len(set(order))
+    rows = [next((i for i, right in enumerate(goal) if is_near(row, right)), None) for row in found]
+    return explain(
+        found,
+        [
+            Candidate(
+                f"micro-batches are in the order {order}",
+                holds=lambda _: times == len(order) > 0,
+                short="another order of micro-batches",
+            ),
+            Candidate(
+                f"every micro-batch has the outputs of micro-batch {next(iter(order), 0)}: one input was sent again",
+                holds=lambda _: times == 1 < len(order),
+                short="one micro-batch in place of all",
+            ),
+            Candidate(
+                f"the outputs are those of micro-batches {order}: some were sent or returned more than once",
+                holds=lambda _: 1 < times < len(order),
+                short="micro-batches more than once",
+            ),
+        ],
+        [
+            Candidate(
+                f"the outputs are right and stand at other samples, in the order {_first(rows)}: parts were put "
+                "together in another way than they were divided",
+                holds=lambda _: None not in rows and len(set(rows)) == len(rows),
+                short="right outputs at other samples",
+            )
+        ],
+    )
+
+
+def _order(found: Tensor, parts: Sequence[Tensor]) -> list[int] | None:
+    """Return the micro-batches that ``found`` consists of, each once if that is possible; None if there are others."""
+    for again in (False, True):
+        order, left = list[int](), found
+        while len(left):
+            fits = [
+                i
+                for i, part in enumerate(parts)
+                if (again or i not in order) and len(part) and is_near(left[: len(part)], part)
+            ]
+            if not fits:
+                break
+            order.append(fits[0])
+            left = left[len(parts[fits[0]]) :]
+        if not len(left):
+            return order
+    return None
+
+
+def _first(rows: Sequence[object]) -> str:
+    return f"[{', '.join(map(str, rows[:_ROWS]))}{', ...' if rows[_ROWS:] else ''}]"
 
 
 def has_right_ones(everyone: Sequence[Named], wrong: Sequence[Sequence[str]], right: Named) -> bool:

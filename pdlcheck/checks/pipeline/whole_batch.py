@@ -26,7 +26,7 @@ from pdlcheck.checks.message import (
     wrong_on_ranks,
 )
 from pdlcheck.checks.pipeline.causes import Causes
-from pdlcheck.checks.pipeline.places import has_right_ones, localise_error, order_of_parts, wrong_parts
+from pdlcheck.checks.pipeline.places import diagnose_outputs, has_right_ones, localise_error, wrong_parts
 from pdlcheck.checks.pipeline.steps import (
     Batch,
     Loss,
@@ -181,7 +181,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     goal,
                     rank,
                     wrong_outputs=wrong_parts(value, goal, truth.count),
-                    likely_cause=order_of_parts(value, goal, truth.count),
+                    likely_cause=diagnose_outputs(value, goal, truth.count),
                     case=facts,
                 )
         assert one.loss is not None  # the rank is one of those that returned a loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -53,7 +54,10 @@ def multiple(value: Tensor, goal: Tensor) -> Iterator[Cause]:
     """
     if value.shape == goal.shape and goal.count_nonzero() > 1:
         times = float((value * goal.conj()).sum().real / (goal * goal.conj()).sum().real)
-        yield Candidate.of(f"it is {times:.6g} times what it should be", goal * times)
+        if math.isfinite(times):
+            yield Candidate.of(f"it is {times:.6g} times what it should be", goal * times)
+    without = bool(value.isnan().any()) and not bool(goal.isnan().any())
+    yield Candidate.when("it is NaN: 0 / 0, as the mean or the variance of no samples, or inf - inf", without)
 
 
 def of_parts(goal: Tensor, everyone: Sequence[Tensor], near: Tolerance) -> Iterator[Cause]:

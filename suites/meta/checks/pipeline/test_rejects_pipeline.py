@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks import check_pipeline, check_schedule
+from pdlcheck.checks.pipeline.places import diagnose_outputs
 from pdlcheck.errors import Inconclusive
 from pdlcheck.worlds import get_world
 
@@ -226,6 +227,22 @@ def test_swapped_activations_show_in_the_outputs_too():
         match=r"wrong outputs  2 of 3 micro-batches: 0, 1\n  likely cause   micro-batches are in the order \[1, 0, 2\]",
     ):
         check(starter(swapped="activations"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        ([2, 3, 0, 1, 4, 5], "micro-batches are in the order [1, 0, 2]"),
+        ([0, 1, 0, 1, 0, 1], "every micro-batch has the outputs of micro-batch 0: one input was sent again"),
+        ([0, 1, 2, 3, 2, 3], "the outputs are those of micro-batches [0, 1, 1]: some were sent or returned more than"),
+        ([0, 2, 4, 1, 3, 5], "the outputs are right and stand at other samples, in the order [0, 2, 4, 1, 3, 5]"),
+        ([0, 1, 2, 3, 4, 4], None),
+    ],
+)
+def test_right_outputs_in_other_places_are_recognised(rows, cause):
+    goal = torch.arange(18.0).reshape(6, 3)
+    found = diagnose_outputs(goal[rows], goal, 3).cause
+    assert found == cause or found.startswith(cause)
 
 
 def test_tied_copies_that_are_not_added_are_seen():
