@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from pdlcheck.checks.state import plain_name
 
 __all__ = ["GivenToOptimizer", "record_optimizers"]
 
 _KINDS = (bool, float, int, tuple)
+_IMPLEMENTATION = frozenset({"capturable", "differentiable", "foreach", "fused"})  # the steps are the same
 
 
 @dataclass
@@ -50,13 +52,12 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
     gradients lie on several ranks. Where the step of one optimizer calls that of another, as ZeRO's does, both are one.
     """
     given: dict[str, GivenToOptimizer] = {}
-    running: list[Optimizer] = []  # each one calls the next
+    running: list[tuple[Optimizer, RemovableHandle]] = []  # each one calls the next
 
-    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        running.append(optimizer)
+    def record(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
         for group in optimizer.param_groups:
-            settings = {name: _plain(value) for name, value in group.items() if isinstance(value, (*_KINDS, Tensor))}
+            settings = {key: _plain(value) for key, value in group.items() if _is_setting(key, value)}
             for parameter in group["params"]:
                 name = names.get(id(parameter))
                 if name is None or hasattr(parameter, "full_tensor"):
@@ -69,16 +70,27 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
                 one.settings.append(settings)
                 one.gradient = _copy(parameter.grad, getattr(optimizer, "grad_scale", None))
 
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # an own hook of the optimizer, made now, runs after those that the user has given it: they may change gradients
+        running.append((optimizer, optimizer.register_step_pre_hook(record)))
+
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        while running and running.pop() is not optimizer:
-            pass
+        while running:
+            other, hook = running.pop()
+            hook.remove()
+            if other is optimizer:
+                break
 
     hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
     try:
         yield given
     finally:
-        for hook in hooks:
+        for hook in (*hooks, *(hook for _, hook in running)):
             hook.remove()
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    return isinstance(value, (*_KINDS, Tensor)) and key not in _IMPLEMENTATION
 
 
 def _plain(value: Any) -> Any:

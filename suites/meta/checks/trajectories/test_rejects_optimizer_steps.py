@@ -91,6 +91,22 @@ def test_a_scale_that_a_fused_optimizer_removes_is_no_factor(world):
     check_same_trajectory(scaled, plainly, net, world, dtype=torch.float32)
 
 
+def test_gradients_are_those_that_hooks_of_the_optimizer_leave(world):
+    def unscaled(parameters):
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2, foreach=True)
+
+        def unscale(optimizer, args, kwargs):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad /= 64.0
+
+        optimizer.register_step_pre_hook(unscale)
+        return optimizer
+
+    check_same_trajectory(
+        functools.partial(ddp, factor=64.0, optimizer=unscaled), plainly, net, world, dtype=torch.float32
+    )
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_an_optimizer_within_an_optimizer_takes_one_step(world):
     from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns
