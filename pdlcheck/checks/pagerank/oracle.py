@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 
-__all__ = ["Float64", "Oracle", "Table", "diagnose"]
+__all__ = ["Float64", "Oracle", "Table", "diagnose", "diagnose_sum"]
 
 Float64 = NDArray[np.float64]
 Table = Iterable[Candidate[Float64]]
@@ -190,6 +190,19 @@ def diagnose(oracle: Oracle, found: Float64, expected: Float64, tol: float, firs
     )
 
 
+def diagnose_sum(oracle: Oracle, found: Float64, dtype: np.dtype[Any]) -> Diagnosis:
+    """Return the cause of a sum of scores that is not 1 although each score is nearly right."""
+    lost = found[oracle.out == 0].astype(dtype)
+    error = float(np.cumsum(lost, dtype=dtype)[-1]) - float(lost.sum(dtype=np.float64)) if lost.size else 0.0
+    grown = oracle.damping * error / (1 - oracle.damping)  # each round adds the error, and damps the earlier ones
+    off = float(found.sum()) - 1
+    text = (
+        f"a running sum in {dtype} over {lost.size} dangling nodes: rounding puts the scores as far off. "
+        "Add in blocks, as numpy and torch do, or in float64"
+    )
+    return explain(found, [Candidate(text, holds=lambda _: bool(0.3 < off / grown < 3) if grown else False)])
+
+
 def _exact_causes(oracle: Oracle, expected: Float64, total: float, same: Callable[[Float64], bool]) -> Iterator[Table]:
     """Yield the tables of the causes whose scores are known, on a graph that is small enough to solve."""
     n = oracle.num_nodes
@@ -322,6 +335,35 @@ def _known_mistakes(oracle: Oracle) -> Iterator[tuple[str, Callable[[], Float64]
     )
     exchanged = replace(oracle, teleport=oracle.landing, landing=oracle.teleport)
     yield "personalization and dangling vector exchanged", exchanged.solve
+    yield "each connected component solved alone, divided by its own number of nodes", partial(_by_component, oracle)
+    isolated = (out == 0) & (in_weight == 0)
+    elsewhere = np.where(isolated, 0, oracle.landing)
+    yield (
+        "isolated nodes get no dangling mass, only (1 - damping) / num_nodes",
+        replace(oracle, landing=elsewhere).solve,
+    )
+    whole = replace(oracle, landing=elsewhere, teleport=np.where(isolated, 1, oracle.teleport))
+    yield "isolated nodes keep 1 - damping", whole.solve
+
+
+def _by_component(oracle: Oracle) -> Float64:
+    label = np.arange(oracle.num_nodes)
+    while True:
+        before = label.copy()
+        np.minimum.at(label, oracle.src, label[oracle.dst])
+        np.minimum.at(label, oracle.dst, label[oracle.src])
+        if np.array_equal(before, label):
+            break
+    scores = np.zeros(oracle.num_nodes)
+    for one in np.unique(label):
+        nodes, kept = np.flatnonzero(label == one), label[oracle.src] == one
+        src, dst = (np.searchsorted(nodes, ends[kept]) for ends in (oracle.src, oracle.dst))
+        even = np.full(len(nodes), 1 / len(nodes))
+        part = replace(
+            oracle, src=src, dst=dst, num_nodes=len(nodes), weights=oracle.weights[kept], teleport=even, landing=even
+        )
+        scores[nodes] = part.solve()
+    return scores
 
 
 def _scaled_every_round(oracle: Oracle, matrix: Float64) -> Float64:

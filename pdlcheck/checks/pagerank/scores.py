@@ -19,7 +19,7 @@ import numpy as np
 
 from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.checks.message import Place, failure
-from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, diagnose
+from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Float64, Oracle, diagnose, diagnose_sum
 from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = [
@@ -81,7 +81,7 @@ def check_pagerank(
     total = float(found.sum())
     if oracle.num_nodes and abs(total - 1) > allowed:
         first = f"{name}: the scores sum to {total:.12g}, must be 1 within {allowed:.1e}"
-        raise _failed(first, [], oracle, dtype)
+        raise _failed(first, [("likely cause", diagnose_sum(oracle, found, dtype))], oracle, dtype)
 
 
 def check_pagerank_agreement(
