@@ -19,8 +19,7 @@ CHANNELS = 3
     "bn-buffers-eval",
     "mmdetection PR #4582",
     check="check_replicas_in_sync",
-    judged="none",
-    why="a line of the message describes it, but the cause of buffers without a broadcast is excluded",
+    cause="each rank updates them from its own data, and nothing synchronises them",
 )
 def evaluates_with_statistics_of_each_rank(broken, world):
     """Evaluate with the running statistics of each rank: the hook before the evaluation does not broadcast them."""

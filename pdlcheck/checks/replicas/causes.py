@@ -13,6 +13,7 @@ from pdlcheck.checks.state import State
 __all__ = ["Differing", "diagnose"]
 
 _BUFFERS = "only buffers differ: they were not broadcast, or were changed on some rank after the broadcast"
+_OWN_BUFFERS = "only buffers differ: each rank updates them from its own data, and nothing synchronises them after that"
 _INITIAL = "initial weights were not broadcast, or were changed on some rank after the broadcast"
 _GRADIENTS = "gradients differ: they were not synchronised on all ranks, or not all of them, or changed afterwards"
 _NOT_AVERAGED = "models were not averaged on all ranks, or not at this step"
@@ -95,6 +96,7 @@ def diagnose(differing: Differing) -> Diagnosis:
         [Candidate(_NO_GRADIENTS_LEFT, holds=lambda one: one.lack_gradients and one.kinds != {"buffer"})],
         [Candidate(_NO_GRADIENT, holds=lambda one: one.get_no_gradient and one.kinds != {"buffer"})],
         [Candidate(_OPTIMIZERS, holds=lambda one: one.kinds != {"buffer"})],
+        [Candidate(_OWN_BUFFERS, holds=lambda one: one.kinds == {"buffer"} and one.where > 0, short="own buffers")],
     )
 
 
