@@ -167,6 +167,7 @@ class RealRun:
         members = [
             SimpleNamespace(
                 rank=number,
+                died=None,
                 send=self.down[number].append,
                 own_time=lambda: OwnTime(lambda: 0.0),
                 is_stopped=bool,

@@ -263,7 +263,7 @@ def test_more_messages_than_the_log_holds(processes):
 def test_messages_that_the_log_has_no_room_for_come_after_those_in_it(board):
     """The controller receives those messages in another way, and earlier."""
     sent = {0: [], 1: []}
-    members = [SimpleNamespace(rank=rank, send=sent[rank].append) for rank in range(2)]
+    members = [SimpleNamespace(rank=rank, send=sent[rank].append, died=None) for rank in range(2)]
     for rank, op in ((0, "send"), (1, "recv")):
         board.clear(rank, 1)
         for number in range(2 + rank):
@@ -284,7 +284,9 @@ def test_an_operation_that_a_failing_rank_has_withdrawn_is_granted_to_nobody(boa
     """The controller reads it only as the rank ends; with a grant the others would wait for the rank for ever."""
     sent = {0: [], 1: []}
     members = [
-        SimpleNamespace(rank=rank, send=sent[rank].append, own_time=lambda: OwnTime(lambda: 0.0), is_stopped=bool)
+        SimpleNamespace(
+            rank=rank, died=None, send=sent[rank].append, own_time=lambda: OwnTime(lambda: 0.0), is_stopped=bool
+        )
         for rank in range(2)
     ]
     for rank in range(2):
