@@ -52,7 +52,7 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
     gradients lie on several ranks. Where the step of one optimizer calls that of another, as ZeRO's does, both are one.
     """
     given: dict[str, GivenToOptimizer] = {}
-    running: list[tuple[Optimizer, RemovableHandle]] = []  # each one calls the next
+    running: list[tuple[Optimizer, RemovableHandle, set[str]]] = []  # with its parameters; each one calls the next
 
     def record(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
@@ -63,8 +63,9 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
                 if name is None or hasattr(parameter, "full_tensor"):
                     continue
                 one = given.setdefault(name, GivenToOptimizer(""))
-                if len(running) > 1 and one.settings:
+                if any(name in outer for _, _, outer in running[:-1]):
                     one.settings.pop()
+                running[-1][2].add(name)
                 one.optimizer = type(optimizer).__name__
                 one.is_torchs = type(optimizer).__module__.startswith("torch.optim.")
                 one.settings.append(settings)
@@ -72,11 +73,11 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # an own hook of the optimizer, made now, runs after those that the user has given it: they may change gradients
-        running.append((optimizer, optimizer.register_step_pre_hook(record)))
+        running.append((optimizer, optimizer.register_step_pre_hook(record), set()))
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         while running:
-            other, hook = running.pop()
+            other, hook, _ = running.pop()
             hook.remove()
             if other is optimizer:
                 break
@@ -85,7 +86,7 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
     try:
         yield given
     finally:
-        for hook in (*hooks, *(hook for _, hook in running)):
+        for hook in (*hooks, *(hook for _, hook, _ in running)):
             hook.remove()
 
 

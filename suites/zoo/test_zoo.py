@@ -6,7 +6,8 @@ import pytest
 
 from pdlcheck.worlds import get_world
 
-from .entry import ENTRIES, explains, judge
+from . import ENTRIES, judge
+from .entry import explains
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

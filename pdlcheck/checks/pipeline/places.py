@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ def diagnose_outputs(found: Tensor, goal: Tensor, count: int) -> Diagnosis:
         return Diagnosis()
     order = _order(found, goal.tensor_split(count)) or []
     times = len(set(order))
-    rows = [next((i for i, right in enumerate(goal) if is_near(row, right)), None) for row in found]
     return explain(
         found,
         [
@@ -58,14 +57,18 @@ def diagnose_outputs(found: Tensor, goal: Tensor, count: int) -> Diagnosis:
                 short="micro-batches more than once",
             ),
         ],
-        [
-            Candidate(
-                f"the outputs are right and stand at other samples, in the order {_first(rows)}: parts were put "
-                "together in another way than they were divided",
-                holds=lambda _: None not in rows and len(set(rows)) == len(rows),
-                short="right outputs at other samples",
-            )
-        ],
+        _of_rows(found, goal),
+    )
+
+
+def _of_rows(found: Tensor, goal: Tensor) -> Iterator[Candidate[Tensor]]:
+    """Yield the cause in which single samples have changed places."""
+    rows = [next((i for i, right in enumerate(goal) if is_near(row, right)), None) for row in found]
+    yield Candidate(
+        f"the outputs are right and stand at other samples, in the order {_first(rows)}: parts were put "
+        "together in another way than they were divided",
+        holds=lambda _: None not in rows and len(set(rows)) == len(rows),
+        short="right outputs at other samples",
     )
 
 

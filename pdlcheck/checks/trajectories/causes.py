@@ -143,7 +143,9 @@ def causes_of_gradients(ways: Ways) -> Iterator[Candidate[Ways]]:
     scale = max(power, 1 / power)
     if scale >= _LOSS_SCALE and ways.is_factor(power):
         wrong = "multiplies the loss and is not removed" if power > 1 else "is removed and never multiplied the loss"
-        yield Candidate.when(f"the gradients are {ways.times:.6g} times right: a loss scale of {scale:g} {wrong}", True)
+        yield Candidate.when(
+            f"the gradients are {ways.times:.6g} times the right ones: a loss scale of {scale:g} {wrong}", True
+        )
         return
     numbers = [*_of_other_numbers(ways)]
     yield from numbers

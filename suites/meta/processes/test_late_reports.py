@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -17,6 +18,7 @@ from pdlcheck.errors import RankTimeout
 from pdlcheck.worlds import get_world
 from pdlcheck.worlds.processes.controller import collect
 from pdlcheck.worlds.processes.exchange.own_time import OwnTime, waited_for_cores
+from pdlcheck.worlds.processes.world import ProcessWorld
 
 BUSY = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
 
@@ -211,3 +213,22 @@ def test_without_word_of_the_system_time_goes_slowly():
     time.sleep(0.08)
     assert 0.01 <= own.spent() < 1
     assert waited_for_cores(2**22 + 1) is None  # no process has this number
+
+
+def test_a_rank_that_dies_after_its_result_is_replaced_before_the_next_call(capsys):
+    def program():
+        if dist.get_rank() == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            time.sleep(1.0)  # the call lasts until the other rank has died
+        return os.getpid()
+
+    world = ProcessWorld()
+    try:
+        before = world.run(program, world_size=2)
+        after = world.run(os.getpid, world_size=2)
+        assert not set(before) & set(after)
+        text = "pdlcheck: rank 1 was killed by SIGKILL while nothing ran on it; 2 new processes take over\n"
+        assert capsys.readouterr().err == text
+    finally:
+        world.close()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import check_same_trajectory
+from pdlcheck.checks.optimizer_steps import record_optimizers
 
 DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -105,6 +106,20 @@ def test_gradients_are_those_that_hooks_of_the_optimizer_leave(world):
     check_same_trajectory(
         functools.partial(ddp, factor=64.0, optimizer=unscaled), plainly, net, world, dtype=torch.float32
     )
+
+
+def test_an_optimizer_that_another_calls_for_its_own_parameters_keeps_its_steps():
+    model = net()
+    inner, outer = (torch.optim.SGD([one], lr=0.1) for one in (model[0].weight, model[2].weight))
+
+    def closure():
+        inner.step()
+        return torch.zeros(())
+
+    with record_optimizers(model) as given:
+        for _ in range(3):
+            outer.step(closure)
+    assert {name: one.steps for name, one in given.items()} == {"parameter '0.weight'": 3, "parameter '2.weight'": 3}
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

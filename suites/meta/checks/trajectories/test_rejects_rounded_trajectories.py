@@ -120,15 +120,15 @@ def test_what_rounding_scatters_is_right(world, case, optimizer):
     check_same_trajectory(partial(train, optimizer), partial(plainly, optimizer), language_model, world, dtype=dtype)
 
 
-@pytest.mark.parametrize(("factor", "told"), [(2, "lr=0.2"), (1 / 3, "lr=0.0333333")])
-def test_another_learning_rate_is_named_though_all_is_rounded(world, factor, told):
+@pytest.mark.parametrize(("factor", "setting"), [(2, "lr=0.2"), (1 / 3, "lr=0.0333333")])
+def test_another_learning_rate_is_named_though_all_is_rounded(world, factor, setting):
     def train(model, steps):
         ddp(partial(torch.optim.SGD, lr=0.1 * factor, momentum=0.9), model, steps, autocast=True)
 
     def layers():
         return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    with pytest.raises(AssertionError, match=f"cause +the gradients are right, .*{told}"):
+    with pytest.raises(AssertionError, match=f"cause +the gradients are right, .*{setting}"):
         check_same_trajectory(train, partial(plainly, sgd), layers, world, dtype=torch.bfloat16)
 
 
