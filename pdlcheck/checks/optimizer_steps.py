@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from pdlcheck.checks.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.state import plain_name
 
 __all__ = ["GivenToOptimizer", "record_optimizers"]
@@ -27,16 +30,21 @@ class GivenToOptimizer:
 
     Args:
         optimizer: the name of the optimizer's class.
+        elements: the number of elements of the parameter.
         settings: of the parameter's group, for each step.
         gradient: in the last step; None if there was none.
         is_torchs: whether the optimizer is one of ``torch.optim``. Others may scale gradients, or copy them, on their
             own in a step.
+        exchanges: what the rank exchanged with others in the last step and in the one before, if there is one. The last
+            step goes on to the end of the training. Empty if unknown.
     """
 
     optimizer: str
+    elements: int
     settings: list[Mapping[str, Any]] = field(default_factory=list)
     gradient: Tensor | None = None
     is_torchs: bool = True
+    exchanges: Sequence[Exchange] = ()
 
     @property
     def steps(self) -> int:
@@ -53,6 +61,7 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
     """
     given: dict[str, GivenToOptimizer] = {}
     running: list[tuple[Optimizer, RemovableHandle, set[str]]] = []  # with its parameters; each one calls the next
+    starts: defaultdict[str, list[int]] = defaultdict(lambda: [0])  # of each step and the next, in the operations
 
     def record(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
@@ -62,14 +71,16 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
                 name = names.get(id(parameter))
                 if name is None or hasattr(parameter, "full_tensor"):
                     continue
-                one = given.setdefault(name, GivenToOptimizer(""))
+                one = given.setdefault(name, GivenToOptimizer("", parameter.numel()))
                 if any(name in outer for _, _, outer in running[:-1]):
                     one.settings.pop()
+                    starts[name].pop()
                 running[-1][2].add(name)
                 one.optimizer = type(optimizer).__name__
                 one.is_torchs = type(optimizer).__module__.startswith("torch.optim.")
                 one.settings.append(settings)
                 one.gradient = _copy(parameter.grad, getattr(optimizer, "grad_scale", None))
+                starts[name].append(len(posted or ()))
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # an own hook of the optimizer, made now, runs after those that the user has given it: they may change gradients
@@ -84,7 +95,13 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
 
     hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
     try:
-        yield given
+        with record_exchanges() as posted:
+            yield given
+        if posted is not None:
+            between = cache(lambda start, end: exchange_of(posted[start:end]))
+            for name, one in given.items():
+                *earlier, start, _ = starts[name]
+                one.exchanges = [between(start, None), *(between(before, start) for before in earlier[-1:])]
     finally:
         for hook in (*hooks, *(hook for _, hook, _ in running)):
             hook.remove()

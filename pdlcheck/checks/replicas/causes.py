@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.exchanges import Exchange, why_apart
 from pdlcheck.checks.state import State
 
 __all__ = ["Differing", "diagnose"]
@@ -46,17 +48,37 @@ class Differing(NamedTuple):
         names: the tensors that differ.
         gradients: whether the check looks at gradients.
         values: the state of each rank.
+        exchanges: what each rank exchanged before that look, and before the one before; empty if unknown.
+        lacking: the parameters without a gradient that had one at the look before, with their numbers of elements.
+        sync_every: the number of steps between two looks.
     """
 
     where: int
     names: list[str]
     gradients: bool
     values: list[State]
+    exchanges: Sequence[Sequence[Exchange]]
+    lacking: Mapping[str, int]
+    sync_every: int
 
     @property
     def kinds(self) -> set[str]:
         """Return which of parameters, gradients and buffers differ."""
         return {name.split()[0] for name in self.names}
+
+    @property
+    def why_apart(self) -> str | None:
+        """Return why gradients differ if what the ranks exchanged shows it."""
+        if "gradient" not in self.kinds or not all(self.exchanges):
+            return None
+        before = [one[1] for one in self.exchanges if len(one) > 1]
+        step, earlier = (self.steps_before(where) for where in (self.where, self.where - 1))
+        return why_apart(step, [one[0] for one in self.exchanges], earlier, before, self.lacking)
+
+    def steps_before(self, where: int) -> str:
+        """Return the steps between a look and the one before, in words."""
+        last = where * self.sync_every
+        return f"step {last}" if self.sync_every == 1 else f"steps {last - self.sync_every + 1} to {last}"
 
     @property
     def lack_gradients(self) -> bool:
@@ -90,6 +112,7 @@ def diagnose(differing: Differing) -> Diagnosis:
         ],
         [Candidate(_SHAPES, holds=lambda one: _shapes_differ(one.names, one.values))],
         [Candidate(_INITIAL, holds=lambda one: one.where == 0 and one.kinds != {"buffer"})],
+        [Candidate.when(f"gradients differ: {differing.why_apart}{alone}", differing.why_apart is not None)],
         [Candidate(scaled, holds=lambda _: bool(factors), short="gradients times a factor of each rank")],
         [Candidate(_GRADIENTS + alone, holds=lambda one: "gradient" in one.kinds)],
         [Candidate(_NOT_AVERAGED, holds=lambda one: not one.gradients and one.kinds != {"buffer"})],

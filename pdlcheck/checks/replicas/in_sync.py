@@ -5,14 +5,16 @@ Every rank starts with other random numbers. So equal values after the call are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pdlcheck.checks.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.replicas.causes import Differing, diagnose
 from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
@@ -91,12 +93,14 @@ def require_in_sync(who: str, start: Start, world: Any, look: Look, *, world_siz
             raise Inconclusive(f"{who}: no parameter changed in {look.steps} steps, the check saw nothing")
         return
     when = "before the first step" if first.where == 0 else f"after step {first.where * look.sync_every}"
+    values, exchanges = [trace.value for trace in traces], [trace.exchanges for trace in traces]
+    seen = Differing(first.where, first.names, look.gradients, values, exchanges, first.lacking, look.sync_every)
     _raise_where_replicas_differ(
         f"{who}: replicas differ {when}",
-        [trace.value for trace in traces],
+        values,
         first.names,
-        buffers=_only_buffers(first.where, [trace.value for trace in traces], first.names),
-        likely_cause=diagnose(Differing(first.where, first.names, look.gradients, [trace.value for trace in traces])),
+        buffers=_only_buffers(first.where, values, first.names),
+        likely_cause=diagnose(seen),
         case=facts,
     )
 
@@ -134,13 +138,17 @@ class Trace:
     """The first recorded state in which ranks differ, or None for ``where`` if none does.
 
     ``names`` are the tensors that differ. ``value`` holds this rank's values of them, and of the gradients that do not
-    differ. ``moved`` is True if a parameter changed.
+    differ. ``moved`` is True if a parameter changed. ``exchanges`` are what the rank exchanged before this state and
+    before the one recorded earlier, empty if unknown. ``lacking`` are the parameters without a gradient that had one
+    then, with their numbers of elements.
     """
 
     where: int | None
     names: list[str]
     value: State
     moved: bool
+    exchanges: Sequence[Exchange] = ()
+    lacking: Mapping[str, int] = field(default_factory=dict)
 
 
 def _trace(start: Start, look: Look, seed: int) -> Trace:
@@ -148,20 +156,36 @@ def _trace(start: Start, look: Look, seed: int) -> Trace:
     torch.manual_seed(seed + dist.get_rank())
     module, step = made_by_start(start(), "model", "step")
     seen = [state_of(module, buffers=look.buffers, gradients=look.gradients)]
-    for i in range(look.steps):
-        step(i)
-        if (i + 1) % look.sync_every == 0:
-            seen.append(state_of(module, buffers=look.buffers, gradients=look.gradients))
+    starts = [0]
+    with record_exchanges() as posted:
+        for i in range(look.steps):
+            step(i)
+            if (i + 1) % look.sync_every == 0:
+                seen.append(state_of(module, buffers=look.buffers, gradients=look.gradients))
+                starts.append(len(posted or ()))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, [digest(state) for state in seen])
     for where, states in enumerate(zip(*everyone, strict=True)):
         names = differing(list(states))
         if names:
             alike = [name for name in seen[where] if name.startswith("gradient") and name not in names]
-            return Trace(where, names, {name: seen[where].get(name) for name in [*names, *alike]}, moved=True)
+            value = {name: seen[where].get(name) for name in [*names, *alike]}
+            windows = [posted[start:end] for start, end in pairwise(starts)] if posted is not None else []
+            exchanges = [exchange_of(one) for one in reversed(windows[max(0, where - 2) : where])]
+            return Trace(where, names, value, moved=True, exchanges=exchanges, lacking=_lacking(seen[: where + 1]))
     first, last = digest(seen[0]), digest(seen[-1])
     moved = any(first[name] != last.get(name) for name in first if name.startswith("parameter"))
     return Trace(None, [], {}, moved)
+
+
+def _lacking(seen: Sequence[State]) -> dict[str, int]:
+    """Return the parameters whose gradient is None in the last state and was there in the one before."""
+    if len(seen) < 2:
+        return {}
+    before, now = seen[-2:]
+    gradients = [name for name in now if name.startswith("gradient of ") and now[name] is None]
+    gone = {name.removeprefix("gradient of "): before.get(name) for name in gradients}
+    return {name: gradient.numel() for name, gradient in gone.items() if gradient is not None}
 
 
 def _raise_where_replicas_differ(when: str, values: list[State], names: list[str], **details: object) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.exchanges import why_apart
 from pdlcheck.checks.optimizer_steps import GivenToOptimizer
 from pdlcheck.checks.trajectories.causes import Ways, causes_of_gradients
 from pdlcheck.checks.trajectories.precision import Precision
@@ -102,12 +103,24 @@ def _of_ranks(steps: _Steps, ranks: Sequence[Given]) -> Iterator[Candidate[_Step
     if steps.ways.apart is None:
         return
     names = [name for name in steps.found if any(_differ(given.get(name), ranks[0].get(name)) for given in ranks)]
+    why = _of_exchanges(ranks, names[0], steps.ways.world_size) if names else None
     yield Candidate(
-        f"ranks went apart: their optimizers got different gradients of {_listed(names)}, which were not synchronised, "
-        "or only before their last change",
+        f"ranks went apart: their optimizers got different gradients of {_listed(names)}"
+        + (f"; {why}" if why else ", which were not synchronised, or only before their last change"),
         holds=lambda steps: bool(names) and set(names) <= set(steps.wrong),
         short="gradients that differ between ranks",
     )
+
+
+def _of_exchanges(ranks: Sequence[Given], name: str, world_size: int) -> str | None:
+    """Return why the gradients of a parameter differ if what the ranks exchanged shows it."""
+    own = [given[name].exchanges for given in ranks if name in given]
+    if len(own) < world_size or not all(own):
+        return None
+    now, before = [one[0] for one in own], [one[1] for one in own if len(one) > 1]
+    lacking = {other: one.elements for other, one in ranks[0].items() if one.gradient is None}
+    step = ranks[0][name].steps
+    return why_apart(f"step {step}", now, f"step {step - 1}", before, lacking)
 
 
 def _of_settings(steps: _Steps) -> Iterator[Candidate[_Steps]]:

@@ -23,6 +23,7 @@ from pdlcheck.operations.memory_order import memory_orders
 from pdlcheck.operations.messages import SEND
 from pdlcheck.operations.method import Method
 from pdlcheck.operations.operation import Operation, Part
+from pdlcheck.operations.posted import tell
 from pdlcheck.operations.reductions import reduce_name
 from pdlcheck.operations.signature import Name, Signature
 from pdlcheck.operations.table import METHODS
@@ -203,6 +204,7 @@ class WatchedGroup(dist.ProcessGroup):
             names,
             caller,
         )
+        tell(signature)
         is_async = getattr(args[-1], "asyncOp", True)  # a field of the options; C++ callers do not set it
         operation = Operation(signature, parts, method, args, reduce_op, is_async)
         count(operation)
@@ -227,6 +229,7 @@ class WatchedGroup(dist.ProcessGroup):
             where=where,
             caller=caller,
         )
+        tell(signature)
         part = Part([tensor], []) if kind is SEND else Part([], [tensor])
         return self._engine.post(Operation(signature, [part], method, args))
 

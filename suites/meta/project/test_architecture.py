@@ -40,7 +40,7 @@ MAY_IMPORT = {
         "time_budgets",
         "uncompiled",
     },
-    "checks": {"compat", "errors", "seen_conditions"},
+    "checks": {"compat", "errors", "operations", "seen_conditions"},
     "seen_conditions": set(),
     "bench": {"clock", "cores", "errors", "extras", "operations"},
     "report": {"bench", "errors"},
