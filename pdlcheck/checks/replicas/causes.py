@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
-from pdlcheck.checks.exchanges import Exchange, why_apart
+from pdlcheck.checks.evidence.exchanges import Exchange, why_apart
 from pdlcheck.checks.state import State
 
 __all__ = ["Differing", "diagnose"]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pdlcheck.checks.exchanges import Exchange, exchange_of, record_exchanges
+from pdlcheck.checks.evidence.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.replicas.causes import Differing, diagnose
 from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of

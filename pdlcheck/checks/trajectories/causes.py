@@ -150,12 +150,22 @@ def causes_of_gradients(ways: Ways) -> Iterator[Candidate[Ways]]:
     numbers = [*_of_other_numbers(ways)]
     yield from numbers
     if not any(one.holds is not None and one.holds(ways) for one in numbers):
+        found, right = (float(side.norm()) for side in (ways.went, ways.right))
+        reasons = "a loss scaled in another way, as by a number of tokens, or clipping by another norm"
+        if _is_round(right) != _is_round(found):
+            clipped, other = (ways.what, "this training") if _is_round(right) else ("this training", ways.what)
+            reasons = f"{clipped} clips them to this norm, and {other} does not, or by another norm"
         yield Candidate(
-            f"the optimizer got the gradients of {ways.what} times {ways.times:.6g}, all of them: a loss scaled "
-            "in another way, as by a number of tokens, or clipping by another norm, or in one of the two only",
+            f"the optimizer got the gradients of {ways.what} times {ways.times:.6g}, all of them, of norm {found:.6g} "
+            f"instead of {right:.6g}: {reasons}",
             holds=lambda ways: ways.cosine > _ALONG and abs(ways.times - 1) > max(1e-6, ways.precision.of_the_way),
             short="a factor of all gradients",
         )
+
+
+def _is_round(norm: float) -> bool:
+    """Return whether a norm is a number of two digits, up to the 1e-6 that clipping adds to what it divides by."""
+    return abs(float(f"{norm:.2g}") - norm) <= 1e-5 * norm
 
 
 def _of_rounding(ways: Ways) -> Iterator[Candidate[Ways]]:

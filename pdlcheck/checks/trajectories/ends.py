@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.diagnosis import Diagnosis
+from pdlcheck.checks.evidence.optimizers import GivenToOptimizer, record_optimizers
+from pdlcheck.checks.evidence.recomputations import record_redrawn
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
-from pdlcheck.checks.optimizer_steps import GivenToOptimizer, record_optimizers
 from pdlcheck.checks.state import State, plain_name, state_of, tied_names
 from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
+from pdlcheck.checks.trajectories.passes import diagnose_own_factor, diagnose_weights, weights_of_passes
 from pdlcheck.checks.trajectories.precision import Precision, wants_another_dtype
 from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
 from pdlcheck.checks.trajectories.steps import diagnose_steps, hidden_factor
@@ -24,6 +27,10 @@ __all__ = ["End", "Goal", "Train", "ends_of", "goal_of", "require_gradients", "r
 Train = Callable[[nn.Module, int], object]
 
 _RENAMED = "it has another name, or another tensor took its place, in the model that train was given"
+_REDRAWN = (
+    "with other random numbers than the forward pass: activation checkpointing without preserve_rng_state, or with a "
+    "seed or a stream of its own in between"
+)
 _PART = "this rank holds a part of it; parts that are DTensors are compared whole"
 _FLAT = (
     "this rank holds a part of it in a flat tensor, as FSDP1 does: have train wrap a copy, and load what "
@@ -38,11 +45,13 @@ class End(NamedTuple):
         state: parameters and buffers.
         given: what optimizers were given, by parameter.
         tied: groups of names that share one tensor.
+        redrawn: the layers that a backward pass ran again with other random numbers, if that was asked for.
     """
 
     state: State
     given: Mapping[str, GivenToOptimizer]
     tied: Sequence[Sequence[str]] = ()
+    redrawn: Sequence[str] = ()
 
 
 class Goal(NamedTuple):
@@ -82,9 +91,11 @@ def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: 
     return Goal(begin, expected, given, ends[0].tied, rounding, precision, name_of(train), taken)
 
 
-def ends_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int) -> list[End]:
-    """Return the end of each rank after ``taken`` steps."""
-    ends: list[End] = world.run(_train, train, start, taken, world_size=world_size)
+def ends_of(
+    train: Train, start: nn.Module, taken: int, world: Any, world_size: int, *, passes: bool = False
+) -> list[End]:
+    """Return the end of each rank after ``taken`` steps; with ``passes``, the evidence of backward passes, too."""
+    ends: list[End] = world.run(_train, train, start, taken, passes, world_size=world_size)
     return ends
 
 
@@ -97,6 +108,7 @@ def require_near(
     case: object,
     cause: str | None = None,
     otherwise: str | None = None,
+    again: Callable[[], Sequence[End]] | None = None,
 ) -> bool:
     """Compare the state of one rank with the goal, and return whether any tensor had to move.
 
@@ -108,6 +120,7 @@ def require_near(
         case: the facts, as in other messages.
         cause: replaces the likely cause.
         otherwise: a hint if no cause is known.
+        again: repeats the training, with the evidence of backward passes.
 
     Raises:
         AssertionError: names the first wrong tensor, index and value, all wrong tensors, and the likely cause.
@@ -165,7 +178,7 @@ def require_near(
             wrong_tensors=f"{len(names)} of {len(ends)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
             way=how_far(way, went),
             ranks=apart,
-            likely_cause=cause or _cause(ways, ranks, rank, goal, otherwise),
+            likely_cause=cause or _cause(ways, ranks, rank, goal, otherwise, again),
             case=case,
         )
     if unclear and set(unclear) >= {name for name in ends if _moved(ends, begins, name)}:
@@ -191,28 +204,62 @@ def require_gradients(who: str, ranks: Sequence[End], goal: Goal, *, case: objec
             )
 
 
-def _cause(ways: Ways, ranks: Sequence[End], rank: int, goal: Goal, otherwise: str | None) -> Diagnosis:
-    """Return the cause that the optimizers' steps show; where they show none, the one that the weights show."""
+def _cause(
+    ways: Ways,
+    ranks: Sequence[End],
+    rank: int,
+    goal: Goal,
+    otherwise: str | None,
+    again: Callable[[], Sequence[End]] | None,
+) -> Diagnosis:
+    """Return the cause that the optimizers' steps show, or backward passes; if they show none, that of the weights."""
     untied = [names for names in goal.tied if names not in ranks[rank].tied]
     if untied and {f"parameter {name!r}" for names in untied for name in names} >= set(ways.wrong) != set():
         names = " and ".join(untied[0])
         return Diagnosis(fits=(f"{names} are one tensor in {goal.what}, and are no longer tied in this training",))
     shown = diagnose_steps(ways, [end.given for end in ranks], rank, goal.given[rank])
-    return shown if shown.fits else diagnose(ways, otherwise=otherwise, hints=shown.hints)
+    repeated = _repeated(again) if again is not None and ways.apart is None and ways.wrong else None
+    if repeated is None:
+        return shown if shown.fits else diagnose(ways, otherwise=otherwise, hints=shown.hints)
+    given, allowed = [one.given for one in repeated], ways.precision.of_the_way
+    weights = weights_of_passes(ways.wrong, given, rank, goal.given[rank], allowed, goal.what)
+    if weights is not None and (in_the_loss := diagnose_own_factor(weights)).fits:
+        return in_the_loss
+    if shown.fits:
+        return shown
+    of_weights = diagnose(ways, otherwise=otherwise, hints=shown.hints)
+    if of_weights.fits:
+        return of_weights
+    if redrawn := repeated[rank].redrawn:
+        more = f" and {len(redrawn) - 1} more" if redrawn[1:] else ""
+        return Diagnosis(fits=(f"the backward pass runs layer {redrawn[0]!r}{more} again {_REDRAWN}",))
+    of_passes = diagnose_weights(weights) if weights is not None else of_weights
+    return of_passes if of_passes.fits else of_weights
 
 
-def _train(train: Train, model: nn.Module, steps: int) -> End:
+def _repeated(again: Callable[[], Sequence[End]]) -> Sequence[End] | None:
+    """Return the ends of another run; None if it fails, as a training that keeps a state of its own may."""
+    try:
+        return again()
+    except Exception:
+        return None
+
+
+def _train(train: Train, model: nn.Module, steps: int, passes: bool) -> End:
     torch.manual_seed(dist.get_rank() + 1)
     wide = any(parameter.dtype == torch.float64 for parameter in model.parameters())
     try:
-        with record_optimizers(model) as given:
+        with (
+            record_redrawn(model) if passes else nullcontext(()) as redrawn,
+            record_optimizers(model, passes=passes) as given,
+        ):
             train(model, steps)
     except RuntimeError as error:
         if wide and wants_another_dtype(error):
             error.add_note("the check gives float64 weights; give float64 data too, or pass dtype=torch.float32")
         raise
     tied = [[*map(plain_name, names)] for names in tied_names(model)]
-    return End(state_of(model), given, tied)
+    return End(state_of(model), given, tied, sorted(redrawn))
 
 
 def _begin(start: nn.Module, ended: State, at_rest: Callable[[], State], name: str) -> State:

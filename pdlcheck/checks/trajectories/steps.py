@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
-from pdlcheck.checks.exchanges import why_apart
-from pdlcheck.checks.optimizer_steps import GivenToOptimizer
+from pdlcheck.checks.evidence.exchanges import why_apart
+from pdlcheck.checks.evidence.optimizers import GivenToOptimizer
 from pdlcheck.checks.trajectories.causes import Ways, causes_of_gradients
 from pdlcheck.checks.trajectories.precision import Precision
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import check_same_trajectory
-from pdlcheck.checks.optimizer_steps import record_optimizers
+from pdlcheck.checks.evidence.optimizers import record_optimizers
 
 DATA = torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-2)

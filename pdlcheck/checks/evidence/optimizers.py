@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from pdlcheck.checks.exchanges import Exchange, exchange_of, record_exchanges
+from pdlcheck.checks.evidence.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.state import plain_name
 
 __all__ = ["GivenToOptimizer", "record_optimizers"]
@@ -35,6 +35,8 @@ class GivenToOptimizer:
         gradient: in the last step; None if there was none.
         is_torchs: whether the optimizer is one of ``torch.optim``. Others may scale gradients, or copy them, on their
             own in a step.
+        passes: the gradients that single backward passes gave to the last step, before ranks exchanged them; empty if
+            they were not asked for.
         exchanges: what the rank exchanged with others in the last step and in the one before, if there is one. The last
             step goes on to the end of the training. Empty if unknown.
     """
@@ -44,6 +46,7 @@ class GivenToOptimizer:
     settings: list[Mapping[str, Any]] = field(default_factory=list)
     gradient: Tensor | None = None
     is_torchs: bool = True
+    passes: Sequence[Tensor] = ()
     exchanges: Sequence[Exchange] = ()
 
     @property
@@ -53,14 +56,16 @@ class GivenToOptimizer:
 
 
 @contextmanager
-def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]:
+def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dict[str, GivenToOptimizer]]:
     """Record every step of an optimizer that updates a parameter of ``model``, during the block, by parameter.
 
     A parameter is found by its identity. So the copies that a wrapper trains are not recorded, nor are DTensors, whose
     gradients lie on several ranks. Where the step of one optimizer calls that of another, as ZeRO's does, both are one.
+    With ``passes``, the gradients of single backward passes are recorded, too.
     """
     given: dict[str, GivenToOptimizer] = {}
     running: list[tuple[Optimizer, RemovableHandle, set[str]]] = []  # with its parameters; each one calls the next
+    passed: defaultdict[str, list[Tensor]] = defaultdict(list)
     starts: defaultdict[str, list[int]] = defaultdict(lambda: [0])  # of each step and the next, in the operations
 
     def record(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -80,6 +85,7 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
                 one.is_torchs = type(optimizer).__module__.startswith("torch.optim.")
                 one.settings.append(settings)
                 one.gradient = _copy(parameter.grad, getattr(optimizer, "grad_scale", None))
+                one.passes = passed.pop(name, ()) or one.passes
                 starts[name].append(len(posted or ()))
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -93,7 +99,16 @@ def record_optimizers(model: nn.Module) -> Iterator[dict[str, GivenToOptimizer]]
             if other is optimizer:
                 break
 
+    def record_pass(name: str, gradient: Tensor) -> None:
+        copy = _copy(gradient, None)
+        assert copy is not None
+        passed[name].append(copy)
+
     hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+    for name, parameter in model.named_parameters() if passes else ():
+        if parameter.requires_grad:
+            of_one = partial(record_pass, f"parameter {plain_name(name)!r}")
+            hooks.append(parameter.register_hook(of_one))  # type: ignore[no-untyped-call]
     try:
         with record_exchanges() as posted:
             yield given
