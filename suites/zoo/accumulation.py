@@ -48,8 +48,7 @@ def cross_entropy(model, tokens, targets, reduction="mean"):
     "ga-mean-of-means",
     "transformers #34242",
     check="check_same_trajectory",
-    judged="none",
-    why="the weights of one step do not show how the losses of its micro-batches were added",
+    cause=r"micro-batches weigh otherwise: .* a mean of means, where the samples or tokens of each are not counted",
 )
 def averages_the_means_of_microbatches(broken, world):
     """Gradient accumulation averages the mean losses of micro-batches that have different numbers of tokens."""
@@ -93,9 +92,7 @@ def error(model, samples):
     "ga-short-last-window",
     "transformers #38837",
     check="check_same_trajectory",
-    cause="divided by it, or by as many micro-batches, once too often",
-    judged="partial",
-    why="the world size stands before the number of micro-batches, and the last window is named by the step only",
+    cause=r"divides its own loss by 2 once too often: .* or by a number of micro-batches that is not that of this step",
 )
 def divides_the_short_window_by_the_configured_steps(broken, world):
     """Divide the loss by gradient_accumulation_steps, 2, in the last window of an epoch, which has 1 micro-batch."""
@@ -130,7 +127,7 @@ def divides_the_short_window_by_the_configured_steps(broken, world):
     "ga-num-items-world-factor",
     "transformers #37474",
     check="check_same_trajectory",
-    cause=r"world_size is 2: gradients are divided by it, .*once too often",
+    cause=r"each rank divides its own loss by 2 once too often: .* tokens of all ranks",
 )
 def divides_by_the_tokens_of_all_ranks_and_averages(broken, world):
     """Divide the loss of a rank by the tokens of all ranks, while DDP divides the gradients by world_size, too."""

@@ -68,8 +68,7 @@ def plainly(model, steps, max_norm=1.0):
     "clip-before-sync",
     "BLOOM chronicles 2022-03-24",
     check="check_same_trajectory",
-    judged="none",
-    why="no candidate clips the gradients of each rank; a note sends to samples that weigh otherwise",
+    cause="the gradients of each rank have the norm 1 before they are averaged: each rank clips its own ones",
 )
 def clips_before_the_all_reduce(broken, world):
     """Clip the gradients of each rank, and then average them over ranks."""
@@ -122,9 +121,7 @@ def clips_on_one_tensor_parallel_rank(broken, world):
     "clip-disabled",
     "DeepSpeed PR #3790",
     check="check_same_trajectory",
-    cause="or clipping by another norm, or in one of the two only",
-    judged="partial",
-    why="clipping is the last of several reasons for a factor of all gradients",
+    cause="of norm .* instead of 1: plainly clips them to this norm, and this training does not",
 )
 def clips_in_fp16_only(broken, world):
     """Clip in the step of the fp16 mode, and not in the step of the bf16 mode."""

@@ -49,6 +49,7 @@ class Causes:
             candidates,
             [Candidate(ROUNDED, holds=self._is_rounded_to_float32)],
             self._other_divisors(found),
+            self._other_offsets(found, rank),
             *([rounding] for rounding in self._roundings()),
             tolerance={name: self._tolerance(name) for name in names},
             expected={name: self.reference.of(name) for name in names},
@@ -80,6 +81,22 @@ class Causes:
             f"it is {times:.6g} times what is right: as a sum over world_size = {world_size} ranks divided by "
             f"{divisor}",
             lambda: {name: self.reference.of(name) * world_size / divisor for name in found},
+        )
+
+    def _other_offsets(self, found: Held, rank: int) -> Iterator[Candidate[Held]]:
+        """Yield the cause in which slices of right gradients are at other places of their tensor."""
+        own = self.reference.shards[rank]
+        parts = {name: (held.flatten(), self.reference.of(name).flatten()) for name, held in found.items()}
+        moved = {
+            name: _moved(*pair, or_zero(own[name], self.reference.of(name)).flatten(), self._tolerance(name))
+            for name, pair in parts.items()
+        }
+        name, (first, last, source) = next(((name, at) for name, at in moved.items() if at), ("", (0, 0, 0)))
+        yield Candidate.when(
+            f"right elements are at another offset: elements {first} to {last} of {name!r}, in flat order, are those "
+            f"that belong to {source} to {source + last - first}; a slice, as of a tensor that two buckets share, was "
+            "copied to the wrong place",
+            all(moved.values()),
         )
 
     def _roundings(self) -> Iterator[Candidate[Held]]:
@@ -216,6 +233,25 @@ class Causes:
                 yield f"the shard of rank {other} is missing", self._mix([n / total for n in left])
                 if sum(n > 0 for n in left) > 1:  # the gradient of a single shard is a cause of its own
                     yield f"the shard of rank {other} is left out", self._mix([n / sum(left) for n in left])
+
+
+def _moved(held: Tensor, right: Tensor, own: Tensor, tolerance: Tolerance) -> tuple[int, int, int] | None:
+    """Return the first and last flat index of a slice that holds the right elements of another place, and that place.
+
+    All other elements must be right, or those of the rank's own shard. None if there is no such slice of two or more.
+    """
+    wrong = ~tolerance.accepts(held, right)
+    unexplained = (wrong & ~tolerance.accepts(held, own)).nonzero().flatten()
+    if len(unexplained) < 2:
+        return None
+    first, last = int(unexplained[0]), int(unexplained[-1])
+    size = last - first + 1
+    if bool((held[first : last + 1] == held[first]).all()):
+        return None  # the same value at all places shows no offset
+    for source in tolerance.accepts(held[first], right[: len(right) - size + 1]).nonzero().flatten().tolist():
+        if bool(tolerance.accepts(held[first : last + 1], right[source : source + size]).all()):
+            return first, last, source
+    return None
 
 
 def _parts_of(rank: int, world_size: int) -> Iterator[tuple[int, ...]]:

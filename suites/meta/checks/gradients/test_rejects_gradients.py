@@ -269,6 +269,23 @@ def test_gradients_that_no_cause_explains_have_none(world):
     assert 'likely cause     no known cause fits; excluded: "zero, or None", "world_size = 3 times too ' in str(error)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_right_elements_at_another_offset_are_told(world, turned):
+    def copies_a_slice(model, num_samples):
+        first = next(grads(model)).view(-1)
+        own = first.clone()
+        mean(model, num_samples)
+        moved = first[1:4].flip(0) if turned else first[1:4].clone()
+        first.copy_(own)
+        first[:3] = moved
+
+    cause = diagnosed(copies_a_slice, EVEN, world).cause or ""
+    told = (
+        "right elements are at another offset: elements 0 to 2 of '0.weight', in flat order, are those that belong to 1"
+    )
+    assert cause.startswith(told) != turned
+
+
 def test_ranks_that_are_right_are_a_note_and_no_cause(world):
     def on_rank_0_alone(model, num_samples):
         mean(model, num_samples)
