@@ -125,9 +125,9 @@ def one_is_another(parameter):
 
 def test_a_mean_over_uneven_shares_is_told_from_other_faults(world):
     """A plain mean over uneven shares changes all weights, on all ranks in the same way."""
-    told = "ranks agree on another way than that of plainly: samples weigh otherwise, as where means over uneven shares"
+    told = "ranks weigh otherwise: their gradients count all alike, 0.333 times, those of plainly 0.375, 0.375 and 0.25"
     check_same_trajectory(training(weighted), plainly, net, world, world_size=3)
-    with pytest.raises(AssertionError, match=rf"\n  likely cause +no known cause fits; .*; note: {told}"):
+    with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
         check_same_trajectory(training(mean), plainly, net, world, world_size=3)
     for other, world_size in ((one_is_another, 2), (never, 3)):
         with pytest.raises(AssertionError, match="train: after 1 step") as raised:
@@ -235,7 +235,7 @@ def of_one_and_a_half(parameter):
 
 def test_any_other_factor_is_told_with_what_may_make_it(world):
     one = functools.partial(train, of_one_and_a_half)
-    cause = "likely cause +the optimizer got the gradients of plainly times 1.5, all of them: a loss scaled"
+    cause = "likely cause +the optimizer got the gradients of plainly times 1.5, all of them, .*: a loss scaled"
     with pytest.raises(AssertionError, match=rf"they went 1.5 times as far in .*\n.*{cause}"):
         check_same_trajectory(one, plainly, net, world, steps=1)
 
