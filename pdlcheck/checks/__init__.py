@@ -42,6 +42,7 @@ from pdlcheck.checks.replicas.in_sync import check_replicas_in_sync, check_same_
 from pdlcheck.checks.replicas.local_sgd import check_local_sgd
 from pdlcheck.checks.replicas.sync import check_average_parameters, check_broadcast_parameters
 from pdlcheck.checks.sharded_layer.layer import check_sharded_layer
+from pdlcheck.checks.training.check import check_training
 from pdlcheck.checks.trajectories.trajectory import check_same_trajectory, check_world_size_does_not_matter
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "check_sharded_layer",
     "check_shards",
     "check_torn_files",
+    "check_training",
     "check_transition_matrix",
     "check_world_size_does_not_matter",
 ]

@@ -1,0 +1,1 @@
+"""The check of a whole training: the checks that its parts allow, and one table of their verdicts."""
