@@ -157,8 +157,7 @@ def check_sync_batch_norm(bug, sizes, world, shape=(), make=lambda: nn.BatchNorm
     "syncbn-var-uneven",
     "pytorch #22192, apex #387",
     check="check_sharded_layer",
-    judged="none",
-    why="no candidate is about statistics of uneven shares",
+    cause="each rank uses a mean or variance of its own samples: with the same samples on every rank it is right",
 )
 def takes_the_plain_mean_of_the_means(broken, world):
     """Average the means of ranks with unlike batches, and take the variance of the own samples (SyncBatchNorm)."""
@@ -169,8 +168,8 @@ def takes_the_plain_mean_of_the_means(broken, world):
     "syncbn-dgrad-uneven",
     "pytorch PR #36382",
     check="check_sharded_layer",
-    judged="none",
-    why="no candidate is about counts of uneven shares; a note sends to collectives without a backward pass",
+    cause="ranks hold 5 and 3 samples: with 4 on every rank it is right; .* a division by world_size times the rank's "
+    "own number; .* look at the backward pass",
 )
 def divides_by_the_own_count_in_the_backward_pass(broken, world):
     """Divide sums by the samples of the rank times world_size in the backward pass of SyncBatchNorm."""
@@ -181,9 +180,7 @@ def divides_by_the_own_count_in_the_backward_pass(broken, world):
     "syncbn-empty-rank",
     "pytorch PR #74944",
     check="check_sharded_layer",
-    cause="it is NaN: 0 / 0, as the mean or the variance of no samples",
-    judged="partial",
-    why="it does not say which rank has no samples",
+    cause="rank 1 holds no samples: with a sample on every rank it is right; .* NaN is 0 / 0, as the mean of no",
 )
 def takes_the_mean_of_no_samples(broken, world):
     """Take the mean of no samples, 0 / 0, as the part of an empty rank in the statistics of SyncBatchNorm."""
@@ -205,8 +202,8 @@ class ChannelsLast(nn.Module):
     "syncbn-noncontig",
     "pytorch #62967, #64039",
     check="check_sharded_layer",
-    judged="none",
-    why="no candidate is about elements in another order",
+    cause="depends on the strides of its inputs: with dimensions 1 and 2 exchanged in memory, the same values give the "
+    "right result; .* or with those of another tensor, as by as_strided",
 )
 def reads_gradients_with_the_strides_of_the_input(broken, world):
     """Read the gradient with the strides of the input, which is permuted, in the backward pass of SyncBatchNorm."""

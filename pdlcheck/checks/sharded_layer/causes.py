@@ -13,7 +13,9 @@ from pdlcheck.checks.tolerances import RELATIVE, ROUNDED, Tolerance
 
 __all__ = [
     "Cause",
+    "are_parts",
     "multiple",
+    "of_input",
     "of_output",
     "of_parameter",
     "of_parts",
@@ -21,6 +23,7 @@ __all__ = [
     "rounded",
     "scaled",
     "tolerance_of",
+    "undefined",
 ]
 
 Cause = Candidate[Tensor]
@@ -56,6 +59,10 @@ def multiple(value: Tensor, goal: Tensor) -> Iterator[Cause]:
         times = float((value * goal.conj()).sum().real / (goal * goal.conj()).sum().real)
         if math.isfinite(times):
             yield Candidate.of(f"it is {times:.6g} times what it should be", goal * times)
+
+
+def undefined(value: Tensor, goal: Tensor) -> Iterator[Cause]:
+    """Yield a cause for a value with NaN where the right one has none."""
     without = bool(value.isnan().any()) and not bool(goal.isnan().any())
     yield Candidate.when("it is NaN: 0 / 0, as the mean or the variance of no samples, or inf - inf", without)
 
@@ -78,6 +85,35 @@ def of_parts(goal: Tensor, everyone: Sequence[Tensor], near: Tolerance) -> Itera
             if joined != cut and not goal.shape[cut] % size:
                 other = torch.cat(goal.chunk(size, cut), joined).reshape(goal.shape)
                 yield Candidate.of(f"parts of dimension {cut} are joined along dimension {joined}", other)
+
+
+def are_parts(goal: Tensor, everyone: Sequence[Tensor], gradients: Sequence[Tensor], near: Tolerance) -> bool:
+    """Return whether the gradients of an input that all ranks share add up to the right one.
+
+    A residual connection passes on the gradient of an output on each rank, so that it may be in each part.
+
+    Args:
+        goal: the right gradient.
+        everyone: the gradient of each rank.
+        gradients: of the outputs.
+        near: the tolerance.
+    """
+    total = torch.stack(list(everyone)).sum(0)
+    again = [torch.zeros_like(goal), *((len(everyone) - 1) * g for g in gradients if g.shape == goal.shape)]
+    return any(bool(near.accepts(total - more, goal).all()) for more in again)
+
+
+def of_input(goal: Tensor, everyone: Sequence[Tensor], gradients: Sequence[Tensor], near: Tolerance) -> Iterator[Cause]:
+    """Yield the causes of a wrong gradient of an input; the arguments are those of :func:`are_parts`."""
+    yield from scaled(goal, len(everyone))
+    yield from of_parts(goal, everyone, near)
+    if all(part.shape == goal.shape for part in everyone):
+        text = (
+            "it is this rank's own part beside a residual connection: all parts, and that once, add up to what is right"
+        )
+        alone = torch.stack(list(everyone)).sum(0)
+        is_alone = bool(near.accepts(alone, goal).all())
+        yield Candidate.when(text, not is_alone and are_parts(goal, everyone, gradients, near))
 
 
 def of_the_way_back() -> Iterator[Cause]:
@@ -128,6 +164,7 @@ def of_parameter(
     holders: Tensor,
     world_size: int,
     namesakes: Sequence[Tensor],
+    inputs_are_parts: bool,
     near: Tolerance,
 ) -> Iterator[Cause]:
     """Yield the causes of a wrong gradient of one parameter on one rank.
@@ -140,6 +177,7 @@ def of_parameter(
         holders: for each element, the number of ranks that hold it.
         world_size: number of ranks.
         namesakes: the right gradient of this name on every rank, if the ranks hold different elements; otherwise empty.
+        inputs_are_parts: whether the gradients of the layer's input are each rank's part of the right one.
         near: the tolerance.
     """
     padded = torch.where(numbers == 0, torch.zeros_like(value), value)
@@ -151,6 +189,11 @@ def of_parameter(
         yield Candidate.of(f"{large}: summed once too often over its holders", goal * holders)
         yield Candidate.of(f"{small}: divided once too often by its holders", goal / holders.clamp(min=1))
         own = f"it is this rank's own part: {several} ranks hold the parameter, and their sum is right"
+        if inputs_are_parts:
+            own = (
+                "it is this rank's own part, and so is the gradient of the layer's input: the backward pass through "
+                "the sharded layers does not add the gradient of their input over ranks"
+            )
         yield _adds_up(own, total, goal, near)
     yield from scaled(goal, world_size, factors=not bool((holders == world_size).all()))
     if namesakes:

@@ -7,7 +7,8 @@ numbered, so the check finds the parts itself.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from pdlcheck.checks.message import (
 )
 from pdlcheck.checks.rank_results import bits
 from pdlcheck.checks.sharded_layer import causes as likely
+from pdlcheck.checks.sharded_layer import siblings
 from pdlcheck.checks.sharded_layer.passes import (
     Cut,
     Pass,
@@ -41,7 +43,7 @@ from pdlcheck.checks.sharded_layer.passes import (
 )
 from pdlcheck.checks.state import made_wide
 from pdlcheck.checks.tolerances import RELATIVE, Tolerance, require_dtype
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = ["check_sharded_layer"]
 
@@ -142,26 +144,66 @@ def check_sharded_layer(
         on_a_rank, shard, layer, dtype, truths, inputs_of, output_of, sync, world_size=world_size
     )
     held = _require_elements(who, layer, everyone, terms)
+
+    def right(truth: Pass, cuts: Sequence[Cut]) -> bool:
+        with suppress(CheckFailed, Inconclusive):
+            _require_batch("", 0, truth, layer, cuts, held, buffers, terms)
+            return True
+        return False
+
+    trial = siblings.Trial(world, world_size, shard, layer, dtype, sync, terms.near, right)
     for number, truth in enumerate(truths):
-        when, grads = f"{who}: batch {number}:", _flat(layer, truth.parameters_grad)
-        _require_outputs(when, number, layer, everyone, terms)
-        if buffers:
-            _require_buffers(when, number, truth.buffers, everyone, terms)
-        if not any(g is not None for g in (*truth.parameters_grad.values(), *truth.inputs_grad)):
-            _require_something(when, truth)
-            continue
-        if not grads.any() and not any(g is not None and g.any() for g in truth.inputs_grad):
-            raise Inconclusive(f"{when} no gradient of the whole layer differs from zero, no fault would show")
-        _require_parameters(when, number, grads, everyone, held, terms)
-        _require_equal_copies(when, number, len(grads), everyone, terms)
-        _require_inputs(when, number, everyone, terms)
+
+        def rarer(where: str, nan: bool, of: Pass = truth) -> Iterator[likely.Cause]:
+            failed = siblings.Sibling(trial.whole(of.inputs, of.gradients_of_output), inputs_of, output_of)
+            yield from siblings.of_shares(trial, failed, where, nan)
+            yield from siblings.of_strides(trial, failed, where)
+
+        of_batch = terms._replace(rarer=rarer)
+        _require_batch(f"{who}: batch {number}:", number, truth, layer, everyone, held, buffers, of_batch)
+
+
+def _require_batch(
+    when: str,
+    number: int,
+    truth: Pass,
+    layer: nn.Module,
+    everyone: Sequence[Cut],
+    held: Tensor,
+    buffers: bool,
+    terms: _Terms,
+) -> None:
+    """Compare the passes of one batch on all ranks with that of the whole layer."""
+    __tracebackhide__ = True
+    grads = _flat(layer, truth.parameters_grad)
+    _require_outputs(when, number, layer, everyone, terms)
+    if buffers:
+        _require_buffers(when, number, truth.buffers, everyone, terms)
+    if not any(g is not None for g in (*truth.parameters_grad.values(), *truth.inputs_grad)):
+        _require_something(when, truth)
+        return
+    if not grads.any() and not any(g is not None and g.any() for g in truth.inputs_grad):
+        raise Inconclusive(f"{when} no gradient of the whole layer differs from zero, no fault would show")
+    where = "; outputs are right, so look at the backward pass"
+    _require_parameters(when, number, grads, everyone, held, terms._replace(where=f"{where} and at sync"))
+    _require_equal_copies(when, number, len(grads), everyone, terms)
+    _require_inputs(when, number, everyone, terms._replace(where=where))
 
 
 class _Terms(NamedTuple):
-    """The arguments of every comparison: the facts of the case, and the error that an element may have."""
+    """The arguments of every comparison.
+
+    Args:
+        facts: of the case.
+        relative: the error that an element may have.
+        where: the part of the code that must have a fault, for the end of a sentence.
+        rarer: yields causes that need further runs; takes ``where``, and whether the wrong value is NaN.
+    """
 
     facts: str
     relative: float
+    where: str = ""
+    rarer: Callable[[str, bool], Iterable[likely.Cause]] = lambda where, nan: ()
 
     @property
     def near(self) -> Tolerance:
@@ -281,6 +323,7 @@ def _require_parameters(
             goal = whole_grads[numbers]
             if terms.off(_or_zeros(cut.passes[number].parameters_grad[name], goal), goal).any():
                 wrong[rank].append(name)
+    partial_inputs = any(wrong) and _inputs_are_parts(number, everyone, terms)
     for rank, names in enumerate(wrong):
         for name in names:
             numbers = everyone[rank].numbers[name]
@@ -288,7 +331,7 @@ def _require_parameters(
             value = _or_zeros(everyone[rank].passes[number].parameters_grad[name], goal)
             others = _namesakes(name, everyone, whole_grads)
             causes = likely.of_parameter(
-                value, goal, numbers, total[numbers], held[numbers], len(everyone), others, terms.near
+                value, goal, numbers, total[numbers], held[numbers], len(everyone), others, partial_inputs, terms.near
             )
             where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
             what = f" of the gradient of {name!r}"
@@ -319,6 +362,18 @@ def _none_of(cut: Cut, number: int, numbers: Tensor) -> list[str]:
     ]
 
 
+def _inputs_are_parts(number: int, everyone: Sequence[Cut], terms: _Terms) -> bool:
+    """Return whether ranks that are given the same input have each a part of its right gradient."""
+    for place, goal in enumerate(everyone[0].selected[number][1]):
+        if any(not torch.equal(cut.selected[number][1][place], goal) for cut in everyone):
+            continue
+        parts = [_or_zeros(cut.passes[number].inputs_grad[place], goal) for cut in everyone]
+        gradients = everyone[0].passes[number].gradients_of_output
+        if any(terms.off(part, goal).any() for part in parts) and likely.are_parts(goal, parts, gradients, terms.near):
+            return True
+    return False
+
+
 def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Terms) -> None:
     __tracebackhide__ = True
     for rank, cut in enumerate(everyone):
@@ -327,7 +382,7 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Ter
             parts = [_or_zeros(one.passes[number].inputs_grad[place], goal) for one in everyone]
             where = f" of the gradient of {f'input {place}' if len(goals) > 1 else 'its input'}"
             value = parts[rank]
-            causes = chain(likely.scaled(goal, len(everyone)), likely.of_parts(goal, parts, terms.near))
+            causes = likely.of_input(goal, parts, cut.passes[number].gradients_of_output, terms.near)
             hints = likely.of_the_way_back()
             _require(rank, f"{when} rank {rank} holds", where, value, goal, causes, terms, hints)
 
@@ -388,6 +443,8 @@ def _require(
             causes,
             likely.multiple(value, goal),
             likely.rounded(value, goal),
+            terms.rarer(terms.where, bool(value.isnan().any())),
+            likely.undefined(value, goal),
             tolerance=terms.near,
             expected=goal,
             hints=hints,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.gradients.no_gradients import naming_parameters_without_gradient, without_gradient
 from pdlcheck.checks.state import plain_name, whole
 
-__all__ = ["Cut", "Pass", "Select", "Tensors", "on_a_rank", "tensors_of", "values_of", "whole_pass"]
+__all__ = ["Cut", "Pass", "Select", "Tensors", "on_a_rank", "select_of", "tensors_of", "values_of", "whole_pass"]
 
 Tensors = tuple[Tensor, ...]
 Select = Callable[..., Any]
@@ -142,15 +142,15 @@ def on_a_rank(
     module = _module(shard, copy.deepcopy(layer)).to(dtype)
     cut = Cut(numbers_held, values_of(module), [], [])
     for truth in truths:
-        inputs = _select(inputs_of, truth.inputs, "inputs_of")
-        goals = _select(output_of, truth.outputs, "output_of")
-        gradients = _select(output_of, truth.gradients_of_output, "output_of")
+        inputs = select_of(inputs_of, truth.inputs, "inputs_of")
+        goals = select_of(output_of, truth.outputs, "output_of")
+        gradients = select_of(output_of, truth.gradients_of_output, "output_of")
         wanted = tuple(
             torch.zeros(x.shape, dtype=torch.float64) if g is None else g
             for x, g in zip(truth.inputs, truth.inputs_grad, strict=True)
         )
         cut.passes.append(_pass(module, module, inputs, lambda _, of=gradients: of, sync))  # type: ignore[misc]
-        cut.selected.append((goals, _select(inputs_of, wanted, "inputs_of")))
+        cut.selected.append((goals, select_of(inputs_of, wanted, "inputs_of")))
     return cut
 
 
@@ -171,7 +171,12 @@ def _module(shard: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Mod
     return made
 
 
-def _select(select: Select | None, tensors: Tensors, name: str) -> Tensors:
+def select_of(select: Select | None, tensors: Tensors, name: str) -> Tensors:
+    """Return copies of the tensors that a function of the user selects; None selects all.
+
+    Raises:
+        TypeError: the function returns something else than tensors.
+    """
     if select is None:
         return tensors
     return tuple(each.detach().clone() for each in tensors_of(select(*tensors), f"what {name} returns"))

@@ -85,6 +85,83 @@ def test_rejects_two_linear_layers(world, shard, message):
         check_sharded_layer(shard, mlp, [X], world, world_size=2)
 
 
+class Scaled(nn.Module):
+    """A scale that every rank holds, and divided linear layers behind it, with or without a residual connection."""
+
+    def __init__(self, layers, scale, residual):
+        super().__init__()
+        self.layers, self.scale, self.residual = layers, parameter(scale), residual
+
+    def forward(self, x):
+        y = self.layers(x * self.scale)
+        return x + y if self.residual else y
+
+
+def scaled(residual):
+    return Scaled(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6)), torch.rand(6) + 1, residual)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_missing_sum_behind_a_replicated_parameter_is_told_by_the_gradient_of_the_input(world, residual):
+    def shard(whole, into=Same):
+        return Scaled(Mlp(whole.layers, into=into), whole.scale, residual)
+
+    check_sharded_layer(partial(shard, into=Copy), partial(scaled, residual), [X], world, world_size=2)
+    message = (
+        r"of the gradient of 'scale'[^$]*  likely cause     it is this rank's own part, and so is the gradient of the "
+        "layer's input: the backward pass through the sharded layers does not add the gradient of their input over"
+    )
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(shard, partial(scaled, residual), [X], world, world_size=2)
+
+
+def test_a_missing_sum_beside_a_residual_connection_is_told(world):
+    def shard(whole):
+        made = Scaled(Mlp(whole.layers, into=Same), whole.scale, residual=True)
+        made.scale.requires_grad_(False)
+        return made
+
+    def whole():
+        made = scaled(residual=True)
+        made.scale.requires_grad_(False)
+        return made
+
+    message = (
+        r"of the gradient of its input[^$]*own part beside a residual connection: all parts, and that once, add up"
+    )
+    with pytest.raises(AssertionError, match=message):
+        check_sharded_layer(shard, whole, [X], world, world_size=2)
+
+
+class ScaledInside(nn.Module):
+    """Divided linear layers with a scale between them that every rank holds."""
+
+    def __init__(self, whole, into):
+        super().__init__()
+        self.w1, self.w2 = nn.Parameter(part(whole.w1, 0)), nn.Parameter(part(whole.w2))
+        self.scale, self.into = parameter(whole.scale), into
+
+    def forward(self, x):
+        return Add.apply((self.into.apply(x) @ self.w1.T * self.scale) @ self.w2.T)
+
+
+class WholeInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w2 = nn.Parameter(torch.randn(12, 6)), nn.Parameter(torch.randn(5, 12))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return (x @ self.w1.T * self.scale) @ self.w2.T
+
+
+def test_a_gradient_that_only_the_parameter_lacks_is_told_apart(world):
+    message = r"of the gradient of 'scale'[^$]*own part: 2 ranks hold the parameter, and their sum is right"
+    with pytest.raises(AssertionError, match=message) as caught:
+        check_sharded_layer(partial(ScaledInside, into=Copy), WholeInside, [X], world, world_size=2)
+    assert "input" not in str(caught.value)
+
+
 def tensor_parallel(whole):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     return parallelize_module(whole, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
