@@ -179,7 +179,7 @@ def marks_the_norm_only_under_sequence_parallelism(broken, world):
     "tp-missing-backward-allreduce",
     "torchtitan #1805",
     check="check_sharded_layer",
-    cause="own part, and so is the gradient of the layer's input: the backward pass .* does not add the gradient of their",
+    cause="own part, and so is the gradient of the layer's input: the backward pass .* does not add the gradient of",
 )
 def enters_the_parallel_region_without_a_sum(broken, world):
     """Column-parallel layers do not add the gradient of their input over ranks."""

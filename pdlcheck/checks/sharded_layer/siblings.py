@@ -84,12 +84,13 @@ class Trial:
     def verdicts(self, siblings: Sequence[Sibling]) -> list[bool]:
         """Return whether each sibling is right.
 
-        The first one is the control: if it is right, or if any raises an error, no sibling proves anything, so all are
-        False.
+        The first one is the control, which runs again after the others. If it is right, or if any raises an error, no
+        sibling proves anything, so all are False.
         """
+        cases = [*siblings, siblings[0]]
         with suppress(Exception):  # such as the deadlock of a layer that knows only the first case
-            found = [self.right(one.truth, cuts) for one, cuts in zip(siblings, self.run(siblings), strict=True)]
-            if not found[0]:
+            *found, last = [self.right(one.truth, cuts) for one, cuts in zip(cases, self.run(cases), strict=True)]
+            if not found[0] and not last:
                 return found
         return [False] * len(siblings)
 
@@ -143,7 +144,7 @@ def of_strides(trial: Trial, failed: Sibling, where: str) -> Iterator[Cause]:
         )
         for swapped in _orders(failed.truth.outputs)
     }
-    for tried in (inputs, gradients):  # one after the other, because view() raises an error for many strides
+    for tried in filter(None, (inputs, gradients)):  # one after the other: view() raises an error for many strides
         _, *right = trial.verdicts([failed, *tried.values()])
         text = next((text for text, is_right in zip(tried, right, strict=True) if is_right), "")
         told = f"it depends on the strides {text}, the same values give the right result; {_READS}{where}"
@@ -267,7 +268,9 @@ def of_shares(trial: Trial, failed: Sibling, where: str, nan: bool) -> Iterator[
     sizes = [len(rows) for rows in shares.of_ranks]
     each = -(-sum(sizes) // len(sizes))
     if len(set(sizes)) > 1:
-        text = _dependence_on_sizes(trial, shares, failed, sizes, each)
+        text = ""
+        with suppress(Exception):  # of a whole layer that takes no other number of samples
+            text = _dependence_on_sizes(trial, shares, failed, sizes, each)
         short = "unlike numbers of samples"
         yield Candidate(f"{text}{_NAN if nan else ''}{where}", holds=lambda _: bool(text), short=short)
         if text:

@@ -147,15 +147,13 @@ def shifted_on_rank_1(y):
     return y + dist.get_rank()
 
 
-def doubled_if_odd(y):
-    return y * (1 + len(y) % 2 * (y > 0))
+def doubled_where_positive(y):
+    return y * (1 + (y > 0))
 
 
-@pytest.mark.parametrize("change", [of_the_first_four, shifted_on_rank_1, doubled_if_odd])
+@pytest.mark.parametrize("change", [of_the_first_four, shifted_on_rank_1, doubled_where_positive])
 @pytest.mark.parametrize("sizes", [[5, 3], [6, 2]], ids=str)
 def test_another_fault_is_no_matter_of_uneven_shares(world, change, sizes):
-    if change is doubled_if_odd and sizes == [6, 2]:
-        return
     cause = cause_of(world, sizes, change=change)
     assert UNEVEN not in cause
     assert OWN not in cause
@@ -214,6 +212,27 @@ def test_a_rank_without_samples_is_named_without_nan(world):
     assert "NaN" not in cause
 
 
+class OfSeven(Standard):
+    """A layer that takes no other number of samples."""
+
+    def forward(self, x):
+        if not dist.is_initialized():
+            x.view(7, 3)
+        return super().forward(x)
+
+
+def test_a_whole_layer_of_a_fixed_number_of_samples_still_fails_as_a_check(world):
+    def own(x):
+        return x.split([4, 3])[dist.get_rank()]
+
+    def shard(whole):
+        return OfSeven(mean_of_means)
+
+    with pytest.raises(CheckFailed, match="batch 0: rank 0 returns") as caught:
+        check_sharded_layer(shard, OfSeven, [samples(7)], world, world_size=2, inputs_of=own, output_of=own)
+    assert caught.value.cause is None
+
+
 RUNS = []
 
 
@@ -222,10 +241,16 @@ def wrong_at_first(y):
     return y + (len(RUNS) <= 2) * y**2
 
 
-def test_a_fault_that_the_control_does_not_show_proves_nothing():
+def right_at_last(y):
+    RUNS.append(len(y))
+    return y + (len(RUNS) <= 4) * y**2
+
+
+@pytest.mark.parametrize("change", [wrong_at_first, right_at_last])
+def test_a_fault_that_the_control_does_not_show_proves_nothing(change):
     RUNS.clear()
-    assert cause_of(get_world("sim"), [5, 3], change=wrong_at_first) == ""
-    assert len(RUNS) > 2
+    assert cause_of(get_world("sim"), [5, 3], change=change) == ""
+    assert len(RUNS) > 4
 
 
 class ReadsMemory(torch.autograd.Function):
