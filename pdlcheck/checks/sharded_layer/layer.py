@@ -94,7 +94,8 @@ def check_sharded_layer(
 
     Raises:
         AssertionError: names batch, rank, tensor and index, and the likely cause: a sum over ranks that is missing or
-            done twice, or elements that no rank holds.
+            done twice, or elements that no rank holds. If no cause is known yet, the check first runs again with other
+            divisions of the samples and with other strides.
         Inconclusive: the whole layer draws random numbers, or all its gradients are zero.
 
     Example:

@@ -136,29 +136,38 @@ def test_a_missing_sum_beside_a_residual_connection_is_told(world):
 class ScaledInside(nn.Module):
     """Divided linear layers with a scale between them that every rank holds."""
 
-    def __init__(self, whole, into):
+    def __init__(self, whole):
         super().__init__()
         self.w1, self.w2 = nn.Parameter(part(whole.w1, 0)), nn.Parameter(part(whole.w2))
-        self.scale, self.into = parameter(whole.scale), into
+        self.scale, self.into = parameter(whole.scale), whole.into
 
     def forward(self, x):
         return Add.apply((self.into.apply(x) @ self.w1.T * self.scale) @ self.w2.T)
 
 
 class WholeInside(nn.Module):
-    def __init__(self):
+    def __init__(self, into):
         super().__init__()
+        self.into = into
         self.w1, self.w2 = nn.Parameter(torch.randn(12, 6)), nn.Parameter(torch.randn(5, 12))
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x):
+        x = x.detach() if self.into is Cut else x
         return (x @ self.w1.T * self.scale) @ self.w2.T
 
 
-def test_a_gradient_that_only_the_parameter_lacks_is_told_apart(world):
+class Cut:
+    """The entry of a parallel part that no gradient leaves."""
+
+    apply = torch.Tensor.detach
+
+
+@pytest.mark.parametrize("into", [Copy, Cut])
+def test_a_gradient_that_only_the_parameter_lacks_is_told_apart(world, into):
     message = r"of the gradient of 'scale'[^$]*own part: 2 ranks hold the parameter, and their sum is right"
     with pytest.raises(AssertionError, match=message) as caught:
-        check_sharded_layer(partial(ScaledInside, into=Copy), WholeInside, [X], world, world_size=2)
+        check_sharded_layer(ScaledInside, partial(WholeInside, into), [X], world, world_size=2)
     assert "input" not in str(caught.value)
 
 

@@ -139,6 +139,32 @@ def test_statistics_of_the_own_samples_are_told(world, moments, sizes):
     assert cause_of(world, sizes, moments).startswith(OWN)
 
 
+def quadratic_mean(x):
+    """Combine the variances of all ranks wrongly, but on every rank alike."""
+    squares = with_a_way_back((x**2).mean(0) ** 2) / dist.get_world_size()
+    return of_all(x)[0], squares.sqrt()
+
+
+def test_statistics_that_are_combined_wrongly_are_not_called_the_own_ones(world):
+    assert cause_of(world, [4, 4], quadratic_mean) == ""
+
+
+class Below(nn.Module):
+    """A layer that subtracts the largest sample."""
+
+    def forward(self, x):
+        return x - x.amax(0)
+
+
+def test_a_maximum_of_the_own_samples_is_not_called_a_mean(world):
+    half = partial(part, dim=0)
+    with pytest.raises(CheckFailed, match=r"rank \d returns") as caught:
+        check_sharded_layer(
+            lambda whole: whole, Below, [samples(8)], world, world_size=2, inputs_of=half, output_of=half
+        )
+    assert caught.value.cause is None
+
+
 def of_the_first_four(y):
     return torch.cat([y[:4], 0 * y[4:]])
 
