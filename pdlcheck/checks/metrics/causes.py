@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.metrics.integer_means import means_of_integers
 from pdlcheck.checks.metrics.values import LEAVE_OUT, Alone, Values, is_number, near
 
 __all__ = ["in_other_places", "rare_causes", "sample_count_cause"]
@@ -29,6 +30,7 @@ def rare_causes(alone: Alone, world_size: int) -> Iterator[Iterator[Mistake]]:
     of = _Asked(alone)
     batches = [size for size in range(2, _LARGEST_BATCH + 1) if size * world_size <= len(alone)]
     yield _wrong_counts(alone, world_size)
+    yield means_of_integers(alone, world_size)
     yield _filled_up(alone, world_size, of)
     yield _not_reduced(alone, world_size, (1, *batches), of)
     yield _means_of_batches(alone, world_size, batches, of)

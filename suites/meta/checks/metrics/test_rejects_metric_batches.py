@@ -219,3 +219,44 @@ def test_what_is_gathered_of_a_rank_alone_is_told(world):
         check_metric(own, ERRORS, world)
     with pytest.raises(AssertionError, match=r"there is a value of each rank: they are gathered, not reduced\n"):
         check_metric(lambda errors: gathered(own(errors).mean()[None]), ERRORS, world)
+
+
+TOKENS = torch.tensor([5, 2, 7, 3, 6, 4, 8, 9])
+LOSSES = torch.tensor([9.1, 3.3, 12.4, 6.7, 11.9, 8.2, 15.5, 20.3], dtype=torch.float64)
+
+
+def averaged(number, keeps=float):
+    mean = summed(number) / dist.get_world_size()
+    return mean if dist.get_world_size() == 1 else keeps(mean)
+
+
+def rounds_down(losses, tokens):
+    return averaged(own(losses).sum()) / averaged(own(tokens).sum(), int)
+
+
+def rounds(losses, tokens):
+    return averaged(own(losses).sum()) / averaged(own(tokens).sum(), round)
+
+
+def rounds_the_samples_down(losses, tokens):
+    return averaged(own(losses).sum()) / averaged(len(own(losses)), int)
+
+
+def loses_two_tokens(losses, tokens):
+    """Return what rounding down gives for 8 samples on 3 ranks, and also for 7."""
+    return summed(own(losses).sum()) / (summed(own(tokens).sum()) - 2 * (dist.get_world_size() > 1))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (rounds_down, r"it is divided by 14 in place of 14\.6667, which is the sum of samples\[1\], 44, over 3"),
+        (rounds, r"it is divided by 15 in place of 14\.6667, which is the sum of samples\[1\], 44, over 3"),
+        (rounds_the_samples_down, "the sum over all 8 samples, divided by 6: the mean over ranks of their number was"),
+        (loses_two_tokens, "no known cause fits"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_mean_of_integers_that_loses_its_fraction_is_told(world, broken, message):
+    with pytest.raises(AssertionError, match=rf"^{broken.__name__}: rank 0 reports .*\n.*\n  likely cause  {message}"):
+        check_metric(broken, [LOSSES, TOKENS], world, world_sizes=[3])
