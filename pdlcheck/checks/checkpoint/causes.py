@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pdlcheck.checks.checkpoint.runs import (
+    BEFORE_LOAD,
     OF_NO_FUNCTION,
     PASS,
     STEPS,
@@ -15,6 +20,7 @@ from pdlcheck.checks.checkpoint.runs import (
     Trace,
     first_apart,
     fresh_start,
+    numbers_of_torch_after_load,
     resumed_run,
 )
 from pdlcheck.checks.checkpoint.unsaved_state import IN_CONTAINERS, NUMBERS, first_difference
@@ -27,6 +33,7 @@ REPLICAS = (
     "; where ranks are meant to hold the same, they differed before saving: check_replicas_in_sync says since when"
 )
 
+_OF_TORCH = "the random numbers of torch"
 _ONLY_BUFFERS = (
     "; only buffers differ, parameters are alike: right only for statistics of a rank's own data, which buffers=False "
     "accepts"
@@ -92,7 +99,34 @@ def find_cause(
     shown = [text for part in lost if (text := evidence[part]) and part not in OF_NO_FUNCTION]
     if ran:
         shown += _not_seen(resumed)
-    return Diagnosis(fits=(_told(lost, ran, PASS in suspects),)), "; ".join(shown) or None
+    told = _told(lost, ran, PASS in suspects)
+    if _OF_TORCH in lost:
+        told += _seeded_again(start, plan, world, straight)
+    return Diagnosis(fits=(told,)), "; ".join(shown) or None
+
+
+def _seeded_again(start: Start, plan: Plan, world: Any, straight: Sequence[Trace]) -> str:
+    """Return what load does to torch's random numbers, if the file holds the lost state; else an empty text."""
+    path = Path(plan.file)
+    files = [one.read_bytes() for one in [path, *path.rglob("*")] if one.is_file()]
+
+    def is_saved(state: Tensor) -> bool:
+        return any(state.numpy().tobytes() in held for held in files)
+
+    if not all(is_saved(trace.left[_OF_TORCH]) for trace in straight):
+        return ""
+    after = world.run(numbers_of_torch_after_load, start, plan, world_size=len(straight))
+    if any(is_saved(state) for state, _ in after):
+        return ""
+    seeds = [seed for state, seed in after if torch.equal(state, torch.Generator().manual_seed(seed).get_state())]
+    if seeds.count(BEFORE_LOAD) == len(after):
+        return "; the file holds them, load does not set them"
+    if len(seeds) < len(after) or BEFORE_LOAD in seeds:
+        return ""
+    return (
+        f"; the file holds them, but load leaves rank 0 in the state of torch.manual_seed({seeds[0]}): it seeds after "
+        "restoring them, or instead"
+    )
 
 
 def _not_seen(resumed: Sequence[Trace]) -> list[str]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from pdlcheck.checks.checkpoint.events import watching_events
 from pdlcheck.checks.checkpoint.unsaved_state import (
@@ -26,6 +27,7 @@ from pdlcheck.checks.message import made_by_start
 from pdlcheck.checks.state import State, differing, digest, state_of
 
 __all__ = [
+    "BEFORE_LOAD",
     "OF_NO_FUNCTION",
     "PASS",
     "STEPS",
@@ -34,6 +36,7 @@ __all__ = [
     "Trace",
     "first_apart",
     "fresh_start",
+    "numbers_of_torch_after_load",
     "resumed_run",
     "run_to_save",
     "straight_run",
@@ -45,6 +48,7 @@ Start = Callable[[], tuple[nn.Module, Callable[[int], object], Callable[[Path], 
 PASS = "the seed that a DataLoader draws from the random numbers of torch when a pass begins"
 STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
+BEFORE_LOAD = 15485863  # a seed that no program takes
 _MADE = ("model", "step", "save", "load")
 _GRADIENTS = "the gradients of the model"
 OF_NO_FUNCTION = {*STREAMS, _GRADIENTS}
@@ -158,6 +162,17 @@ def fresh_start(start: Start, plan: Plan) -> State:
     """Return the state of this rank's model as ``start`` makes it for a resumed training."""
     seed_streams(plan.seed + 7919 + dist.get_rank())
     return state_of(start()[0])
+
+
+def numbers_of_torch_after_load(start: Start, plan: Plan) -> tuple[Tensor, int]:
+    """Return the state of torch's random numbers after loading, and their seed.
+
+    They are seeded right before the loading, so the state is that seed's only if ``load`` does not set it.
+    """
+    *_, load = made_by_start(start(), *_MADE)
+    torch.manual_seed(BEFORE_LOAD)
+    load(Path(plan.file))
+    return torch.get_rng_state(), torch.initial_seed()
 
 
 def _look(model: nn.Module, *functions: Callable[..., object]) -> tuple[dict[str, Any], dict[str, str]]:

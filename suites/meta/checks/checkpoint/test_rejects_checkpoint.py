@@ -29,6 +29,20 @@ def reseeds(parts, path):
     torch.manual_seed(1)
 
 
+def saves_no_stream_of_torch(parts, path):
+    write(path, dist.get_rank(), {name: one for name, one in everything_of(parts).items() if name != "torch"})
+
+
+def saves_an_older_stream(parts, path):
+    older = torch.Generator().manual_seed(1).get_state()
+    write(path, dist.get_rank(), everything_of(parts) | {"older": older})
+
+
+def restores_an_older_stream(parts, path):
+    honest_load(parts, path)
+    torch.set_rng_state(read(path, dist.get_rank())["older"])
+
+
 def loads_nothing_of_a_wrapped_model(parts, path):
     state = read(path, dist.get_rank())
     prefixed = {f"module.{name}": tensor for name, tensor in state["model"].items()}
@@ -83,13 +97,15 @@ LOST = [
     ([forgets("optimizer")], "lost: optimizer" + EXACTLY, r"optimizer\['state'\]\[0\] is missing"),
     ([forgets("scheduler")], "lost: scheduler" + EXACTLY, r"scheduler\['last_epoch'\] is 0 instead of 3"),
     ([forgets("sampler")], "lost: sampler" + EXACTLY, r"sampler\['at'\] is 0 instead of 3"),
-    ([forgets("torch")], "lost: the random numbers of torch" + EXACTLY, ""),
+    ([forgets("torch")], f"of torch{EXACTLY}; the file holds them, load does not set them\n", ""),
+    ([forgets("torch"), saves_no_stream_of_torch], f"lost: the random numbers of torch{EXACTLY}\n", ""),
     ([forgets("python")], "lost: the random numbers of Python" + EXACTLY, ""),
     ([forgets("numpy")], "lost: the random numbers of numpy" + EXACTLY, ""),
     ([forgets("optimizer", "numpy")], "lost: the random numbers of numpy and optimizer" + EXACTLY, ""),
-    ([reseeds], "lost: the random numbers of torch" + EXACTLY, ""),
+    ([reseeds], rf"lost: the random numbers of torch{EXACTLY}; the file holds .* of torch\.manual_seed\(1\): it", ""),
+    ([restores_an_older_stream, saves_an_older_stream], f"lost: the random numbers of torch{EXACTLY}\n", ""),
     ([loads_the_optimizer_on_rank_0], "rank 1 after step 4.*lost: optimizer" + EXACTLY, ""),
-    ([gives_all_the_streams_of_rank_0], "rank 1 after step 4.*lost: the random numbers of torch" + EXACTLY, ""),
+    ([gives_all_the_streams_of_rank_0], "rank 1 after step 4.*lost: the random numbers of torch" + EXACTLY + "\n", ""),
     ([loads_nothing_of_a_wrapped_model], "it is what start made: load does not restore this parameter", ""),
     ([loads_parameters_only], "it is what start made: load does not restore this buffer", ""),
     (
