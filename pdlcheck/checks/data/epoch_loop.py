@@ -113,7 +113,8 @@ def check_epoch_loop(
             sets=_ONE_REPLICA,
         )
     if shuffle:
-        require_other_orders(subject, orders, case(world, world_size, num_samples=num_samples))
+        facts = case(world, world_size, num_samples=num_samples)
+        require_other_orders(subject, orders, facts, num_samples=num_samples)
 
 
 def _require_whole_batches(

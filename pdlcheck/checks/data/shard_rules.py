@@ -89,22 +89,41 @@ def require_shards(
 
 
 def require_other_orders(
-    subject: str, orders: Sequence[dict[int, list[int]]], facts: str, why: str | None = None
+    subject: str,
+    orders: Sequence[dict[int, list[int]]],
+    facts: str,
+    why: str | None = None,
+    num_samples: int | None = None,
 ) -> None:
     """Check that each rank has, in each epoch after the first, an order that it did not have before.
 
-    ``why`` is the likely cause of a subject that does not receive the epoch; None selects one of the usual causes.
+    Args:
+        subject: as in :func:`require_shards`.
+        orders: the samples of each rank, for each epoch.
+        facts: the case.
+        why: the likely cause of a subject that does not receive the epoch; None selects one of the usual causes.
+        num_samples: names the samples that every epoch leaves out; None if an epoch need not have all samples.
     """
     __tracebackhide__ = True
+    left_out = "" if num_samples is None else _left_out_always(orders, num_samples)
     for epoch, now in enumerate(orders):
         for earlier in reversed(range(epoch)):
             for rank, later in now.items():
                 if orders[earlier][rank] == later:
                     raise failure(
                         f"{subject}: rank {rank} has {some(later)} in epochs {earlier} and {epoch}",
-                        likely_cause=why or (_IN_ORDER if later == sorted(later) else _why_again(epoch - earlier)),
+                        likely_cause=(why or (_IN_ORDER if later == sorted(later) else _why_again(epoch - earlier)))
+                        + left_out,
                         case=facts,
                     )
+
+
+def _left_out_always(orders: Sequence[dict[int, list[int]]], num_samples: int) -> str:
+    """Return a text that names the samples in no epoch if all epochs have one order; empty if there are none."""
+    missing = sorted(set(range(num_samples)).difference(*orders[0].values()))
+    if not missing or any(order != orders[0] for order in orders):
+        return ""
+    return f"; every epoch drops the same: {some(missing)}"
 
 
 def _why_again(period: int) -> str:

@@ -125,6 +125,31 @@ def test_check_epoch_loop_rejects_other_than_full_batches(world, broken, message
         check_epoch_loop(broken, world, num_samples=30, world_size=2, drop_last=4)
 
 
+@pytest.mark.parametrize(
+    ("epoch_of", "told"),
+    [
+        (
+            lambda epoch: 0,
+            r"set_epoch was forgotten; every epoch drops the same: samples [\d, ]+\n",
+        ),
+        (lambda epoch: min(epoch, 1), r"set_epoch was forgotten\n"),
+    ],
+    ids=["one order", "two orders"],
+)
+def test_samples_that_every_epoch_drops_are_named(world, epoch_of, told):
+    def visit(dataset, epochs):
+        sampler = DistributedSampler(dataset)
+        loader = DataLoader(dataset, batch_size=4, sampler=sampler, drop_last=True)
+        seen = []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch_of(epoch))
+            seen.append(list(loader))
+        return seen
+
+    with pytest.raises(AssertionError, match=f"likely cause  .*{told}"):
+        check_epoch_loop(visit, world, num_samples=30, world_size=2, drop_last=4)
+
+
 def dealt(tail, batch_size=4, wrong=False):
     """Return a loop that deals whole batches of an epoch to the ranks in turn.
 
