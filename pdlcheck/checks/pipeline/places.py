@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,14 @@ def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
     return f"{len(wrong)} of {count} micro-batches: {', '.join(wrong[:SHOWN])}{', ...' if wrong[SHOWN:] else ''}"
 
 
-def diagnose_outputs(found: Tensor, goal: Tensor, count: int) -> Diagnosis:
-    """Return the causes of wrong outputs that consist of right ones in other places.
+def diagnose_outputs(found: Tensor, goal: Tensor, count: int, rarely: Iterable[Candidate[Tensor]] = ()) -> Diagnosis:
+    """Return the causes of wrong outputs, first of all that they are right ones in other places.
 
     Args:
         found: the outputs of the pipeline.
         goal: those of one process, of the same shape.
         count: number of micro-batches.
+        rarely: candidates to try if no usual one fits.
     """
     if not goal.dim() or len(goal) < 2:
         return Diagnosis()
@@ -58,6 +59,7 @@ def diagnose_outputs(found: Tensor, goal: Tensor, count: int) -> Diagnosis:
             ),
         ],
         _of_rows(found, goal),
+        rarely,
     )
 
 

@@ -26,6 +26,7 @@ from pdlcheck.checks.message import (
     wrong_on_ranks,
 )
 from pdlcheck.checks.pipeline.causes import Causes
+from pdlcheck.checks.pipeline.exchanged import tensors_exchanged
 from pdlcheck.checks.pipeline.places import diagnose_outputs, has_right_ones, localise_error, wrong_parts
 from pdlcheck.checks.pipeline.steps import (
     Batch,
@@ -181,7 +182,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     goal,
                     rank,
                     wrong_outputs=wrong_parts(value, goal, truth.count),
-                    likely_cause=diagnose_outputs(value, goal, truth.count),
+                    likely_cause=diagnose_outputs(value, goal, truth.count, tensors_exchanged(truth, found)),
                     case=facts,
                 )
         assert one.loss is not None  # the rank is one of those that returned a loss

@@ -158,3 +158,50 @@ def test_a_part_of_a_parameter_is_named(world):
         AssertionError, match=r"rank 0 holds 'weight' in shape \(1, 3\), in the model it is of shape \(2"
     ):
         check(start, linear, world, results=False)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.skip, self.head = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.merge(torch.tanh(self.embed(x)), self.skip(x))
+
+    def merge(self, hidden, residual):
+        return self.head(hidden + residual.square())
+
+
+def without_its_tanh(x, model):
+    return model[2](model[0](x))
+
+
+@pytest.mark.parametrize(
+    ("make", "forward", "told"),
+    [
+        (
+            Residual,
+            lambda x, model: model.merge(model.skip(x), torch.tanh(model.embed(x))),
+            "two tensors of one shape are exchanged, tanh and linear in 'skip': equal messages without tags may be",
+        ),
+        (
+            Residual,
+            lambda x, model: model.merge(*[torch.tanh(model.embed(x))] * 2),
+            "no known cause fits; excluded: .* and 2 more",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+            without_its_tanh,
+            "no known cause fits; excluded: .* and 2 more",
+        ),
+    ],
+    ids=["exchanged", "one of them twice", "a layer left out"],
+)
+def test_tensors_that_change_places_on_their_way_are_named(world, make, forward, told):
+    def start(model):
+        if dist.get_rank() == 0:
+            return model, lambda x, y: None
+        return nn.Module(), lambda x, y: (MSE(out := forward(x, model), y), out)
+
+    with pytest.raises(AssertionError, match=f"in step 0 rank 1 returns with [^$]*likely cause +{told}"):
+        check(start, make, world)
