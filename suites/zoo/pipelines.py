@@ -165,8 +165,7 @@ class StageRuntime:
     "pp-weight-version",
     "PipeDream #22",
     check="check_pipedream",
-    judged="none",
-    why="no candidate has the backward pass at the latest weights; a note names it beside two other faults",
+    cause="backward passes run at the latest weights, forward passes do not: keep for each micro-batch the weights of",
 )
 def recomputes_with_newer_weights(broken, world):
     """Backward passes recompute a micro-batch in flight with weights that were updated after its forward pass."""

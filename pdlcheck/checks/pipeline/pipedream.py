@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from pdlcheck.checks.diagnosis import explain
 from pdlcheck.checks.message import case, name_of, takes_world, wrong_on_ranks
+from pdlcheck.checks.pipeline.pipedream_backward import at_latest_weights
 from pdlcheck.checks.pipeline.pipedream_rules import Simulation, rules_of
 from pdlcheck.checks.pipeline.pipedream_updates import first_wrong_update, watched
 from pdlcheck.checks.pipeline.steps import (
@@ -116,6 +117,12 @@ def check_pipedream(
         rank,
         wrong_weights=wrong_on_ranks(wrong, [len(held) for held in found]),
         **details,
-        likely_cause=explain(ends, *simulation.others(right, others, ends), tolerance=NEAR, hints=hints),
+        likely_cause=explain(
+            ends,
+            *simulation.others(right, others, ends),
+            *at_latest_weights(simulation, right, ends),
+            tolerance=NEAR,
+            hints=hints,
+        ),
         case=facts,
     )

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from pdlcheck.checks.diagnosis import Candidate
 from pdlcheck.checks.pipeline.steps import Batch, Loss, Named
 
-__all__ = ["Rule", "Simulation", "rules_of"]
+__all__ = ["Held", "Rule", "Simulation", "rules_of"]
 
 Held = dict[tuple[int, str], Tensor]  # weights by rank and name
 

@@ -36,6 +36,8 @@ class DreamByHand(ByHand):
         if self.rank and self.updates == self.spoilt.get("skipped"):
             return
         for name, parameter in self.module.named_parameters():
+            if self.spoilt.get("goes_back"):
+                parameter.data.copy_(weights[name])
             parameter.grad = weights[name].grad * (1 if self.rank else self.spoilt.get("multiplied", 1))
         self.optimizer.step()
 
@@ -123,7 +125,12 @@ def test_check_pipedream_accepts(world):
             r"pipeline: rank 0 ends with \S+ at \(0, 0\) of parameter '0.\w+', right is \S+\n"
             r"  wrong weights  2 of 2 on rank 0: '0.weight', '0.bias'; 2 of 2 on rank 1: '2.weight', '2.bias'\n"
             r"  updates        the first that is wrong is that of micro-batch 1 on rank 0; it is right on 1\n"
-            r"  likely cause   .* a later one may have used other weights backwards than forwards",
+            r"  likely cause   backward passes run at the latest weights, forward passes do not: keep ",
+        ),
+        (
+            {"goes_back": True},
+            r"micro-batch 1 on rank 0; it is right on 1\n"
+            r"  likely cause   no known cause fits; .* a later one may have used other weights backwards than forwards",
         ),
         ({"vertical": True}, r"likely cause   versions are those of stage 0: vertical sync"),
         ({"vertical_sync": True}, r"weights are stashed, without vertical sync"),
@@ -143,7 +150,7 @@ def test_check_pipedream_accepts(world):
             r"  likely cause   no known cause fits; ",
         ),
     ],
-    ids=["not stashed", "vertical", "not vertical", "divided", "frozen", "multiplied", "skipped"],
+    ids=["not stashed", "goes back", "vertical", "not vertical", "divided", "frozen", "multiplied", "skipped"],
 )
 def test_check_pipedream_rejects(keywords, message):
     with pytest.raises(AssertionError, match=message):
@@ -182,7 +189,8 @@ class OwnOptimizer(DreamByHand):
 def test_an_optimizer_that_is_not_torchs_is_compared_at_its_end():
     dream(kind=OwnOptimizer)
     with pytest.raises(
-        AssertionError, match=r"rank 0 ends with \S+ at .*\n  wrong weights  .*\n  likely cause   no known cause fits; "
+        AssertionError,
+        match=r"rank 0 ends with \S+ at .*\n  wrong weights  .*\n  likely cause   backward passes run at ",
     ):
         dream(kind=OwnOptimizer, not_stashed=True)
 
