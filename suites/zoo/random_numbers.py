@@ -81,7 +81,8 @@ class ParallelBlock(nn.Module):
     "InternLM #405",
     check="check_random_streams",
     judged="missed",
-    why="ranks with the same samples need not draw alike; check_replicas_in_sync on the norm shows the bug",
+    why="outside of `divided`, ranks with the same samples may draw other numbers on purpose, as in sequence "
+    "parallelism; check_replicas_in_sync on the norm shows the bug",
 )
 def seeds_tensor_parallel_ranks_by_rank(broken, world):
     """Every tensor-parallel rank has its own seed, so the dropout of the whole activation differs between ranks."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from pdlcheck.checks.comm.reductions import SUM, Reduction, reductions_for
+from pdlcheck.checks.message import differs
 from pdlcheck.checks.rank_results import Table
 
-__all__ = ["of_broadcast", "of_reduction", "of_reduction_rarely", "of_ring_pass"]
+__all__ = ["of_another_root", "of_broadcast", "of_reduction", "of_reduction_rarely", "of_ring_pass"]
 
 
 def of_broadcast(inputs: Sequence[Tensor], rank: int, src: int) -> Table:
@@ -20,6 +21,37 @@ def of_broadcast(inputs: Sequence[Tensor], rank: int, src: int) -> Table:
         if other not in (src, rank):
             yield f"it is the input of rank {other}: the wrong rank sent", given
     yield "it is the sum over ranks", SUM.of(inputs)
+
+
+def of_another_root(
+    inputs: Sequence[Tensor],
+    held: Sequence[Tensor],
+    src: int,
+    ranks: Sequence[int] | None,
+    is_always: Callable[[int], bool],
+) -> Table:
+    """Yield the input of another rank if every rank holds it, and why that rank may be the root.
+
+    Args:
+        inputs: the tensor of each rank in the group.
+        held: the tensor that each rank holds after the broadcast.
+        src: the number of the right root in the group.
+        ranks: the global ranks of the group; None is the default group.
+        is_always: returns whether a rank is also the root where it is meant to be, so that numbers prove nothing.
+    """
+    for other, given in enumerate(inputs):
+        if other == src or not all(own.shape == given.shape and not differs(own, given).any() for own in held):
+            continue
+        text = f"every rank holds the input of rank {other}: the wrong rank sent"
+        if ranks is not None and ranks[other] == src and not is_always(other):
+            text += (
+                f"; it is global rank {src}, and the right one is number {src} in the group, global rank {ranks[src]}: "
+                "a number in the group is used as a global rank"
+            )
+        elif ranks is not None and ranks[src] == other and not is_always(other):
+            text += f"; it is number {other} in the group, and the right one is global rank {other}: a global rank is "
+            text += "used as a number in the group"
+        yield text, given
 
 
 def of_ring_pass(inputs: Sequence[Tensor], rank: int, added: int) -> Table:

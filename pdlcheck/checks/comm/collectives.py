@@ -20,7 +20,7 @@ from pdlcheck.checks.comm import causes
 from pdlcheck.checks.comm.gathered import require_concatenated, require_list, require_stacked
 from pdlcheck.checks.comm.reductions import reduction_of
 from pdlcheck.checks.comm.rings import short_rings
-from pdlcheck.checks.message import failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import differs, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.rank_results import Calls, bits, listed
 
 __all__ = [
@@ -228,8 +228,20 @@ def check_broadcast(
     calls = Calls(broadcast, inputs, world, ranks)
     if not 0 <= src < len(inputs):
         raise ValueError(f"src is a place in inputs, 0 to {len(inputs) - 1}, got {src}")
-    for rank, found in enumerate(calls.overwritten(src=src if ranks is None else ranks[src])):
-        calls.require(rank, found, inputs[src], f"rank {src} sent", [causes.of_broadcast(inputs, rank, src)])
+
+    def held_with(root: int) -> list[Tensor]:
+        return calls.overwritten(src=root if ranks is None else ranks[root])
+
+    def is_always(root: int) -> bool:
+        try:
+            return all(not differs(one, inputs[root]).any() for one in held_with(root))
+        except Exception:  # such as a global rank that is not in the group
+            return False
+
+    held = held_with(src)
+    for rank, found in enumerate(held):
+        tables = [causes.of_another_root(inputs, held, src, ranks, is_always), causes.of_broadcast(inputs, rank, src)]
+        calls.require(rank, found, inputs[src], f"rank {src} sent", tables)
 
 
 @takes_world

@@ -298,7 +298,10 @@ def test_check_broadcast_accepts(world, correct, ranks):
 
 
 @rows(
-    (always_from_rank_0, r"rank 0 holds 11 at \(0,\), rank 1 sent 12[\s\S]*own input: nothing arrived"),
+    (
+        always_from_rank_0,
+        r"rank 0 holds 11 at \(0,\), rank 1 sent 12[\s\S]*every rank holds the input of rank 0: the wrong rank sent\n",
+    ),
     (not_to_rank_2, r"rank 2 holds 13 at \(0,\), rank 1 sent 12[\s\S]*own input: nothing arrived"),
     (summed, r"rank 0 holds 36 at \(0,\), rank 1 sent 12[\s\S]*it is the sum over ranks"),
 )
@@ -312,8 +315,27 @@ def test_check_broadcast_rejects(world, broken, message):
 
 def test_check_broadcast_rejects_a_global_rank_taken_for_a_place(world):
     check_broadcast(src_as_a_place_in_the_group, INPUTS, world, src=1)
-    with pytest.raises(AssertionError, match="it is the input of rank 1: the wrong rank sent"):
-        check_broadcast(src_as_a_place_in_the_group, INPUTS[:2], world, src=0, ranks=GROUP)
+    told = (
+        "every rank holds the input of rank 1: the wrong rank sent; it is number 1 in the group, and the right one is "
+        "global rank 1: a global rank is used as a number in the group\n"
+    )
+    with pytest.raises(AssertionError, match=told):
+        check_broadcast(src_as_a_place_in_the_group, INPUTS[:2], world, src=0, ranks=[1, 2])
+
+
+def place_in_the_group_as_src(tensor, src=0, group=None):
+    dist.broadcast(tensor, dist.get_group_rank(group, src), group)
+
+
+def test_check_broadcast_rejects_a_place_taken_for_a_global_rank(world):
+    told = (
+        "every rank holds the input of rank 0: the wrong rank sent; it is global rank 1, and the right one is number 1 "
+        "in the group, global rank 3: a number in the group is used as a global rank\n"
+    )
+    with pytest.raises(AssertionError, match=told):
+        check_broadcast(place_in_the_group_as_src, INPUTS[:2], world, src=1, ranks=[1, 3])
+    with pytest.raises(AssertionError, match="every rank holds the input of rank 0: the wrong rank sent\n"):
+        check_broadcast(always_from_rank_0, INPUTS[:2], world, src=1, ranks=[1, 3])
 
 
 # ring_pass
