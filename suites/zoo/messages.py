@@ -54,7 +54,7 @@ class Residual(nn.Module):
     "p2p-unordered-no-tag",
     "pytorch #63486",
     check="check_pipeline",
-    cause="two tensors of one shape are exchanged, tanh and linear in 'skip': equal messages without tags may be",
+    cause="two tensors of one shape are exchanged, tanh and linear in 'skip': two messages without tags are",
 )
 def receives_two_equal_messages_in_another_order(broken, world):
     """Two equal messages without tags are received in the other order: hidden states and residual are exchanged."""

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from pdlcheck.checks.diagnosis import Candidate
 from pdlcheck.checks.pipeline.steps import is_near
 from pdlcheck.checks.pipeline.truth import Truth
-from pdlcheck.compat.torch.pytree import tree_leaves
+from pdlcheck.compat.torch.pytree import tree_leaves, tree_map
 
 __all__ = ["tensors_exchanged"]
 
@@ -30,19 +30,22 @@ def tensors_exchanged(truth: Truth, found: Sequence[Any]) -> Iterator[Candidate[
         truth: the results of one process.
         found: all outputs of the pipeline.
     """
-    results = _Results()
-    _outputs(truth, results)
+    results, flipped = _Results(), _Results()
+    _outputs(truth, truth.inputs, results)
+    _outputs(truth, tree_map(lambda one: one.flip(0), truth.inputs), flipped)
+    # What is computed from weights alone is no message.
+    changes = [not torch.equal(*pair) for pair in zip(results.values, flipped.values, strict=False)]
     pairs = [
         (one, other)
-        for one, other in itertools.combinations(range(len(results.values)), 2)
+        for one, other in itertools.combinations([place for place, changed in enumerate(changes) if changed], 2)
         if results.values[one].shape == results.values[other].shape
         and results.values[one].dtype == results.values[other].dtype
     ]
     fits = next((pair for pair in pairs[:_MOST] if _gives(truth, results, pair, found)), None)
     one, other = (results.names[place] for place in fits) if fits else ("", "")
     yield Candidate(
-        f"two tensors of one shape are exchanged, {one} and {other}: equal messages without tags may be received in "
-        "another order than they are sent",
+        f"two tensors of one shape are exchanged, {one} and {other}: two messages without tags are received in "
+        "another order than they are sent, or layers of one shape are exchanged",
         holds=lambda _: fits is not None,
         short="two tensors of one shape exchanged",
     )
@@ -75,8 +78,9 @@ class _Replacing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and return its result or the one that is given."""
         result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.dim() or name.endswith("_"):
+        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.dim():
+            return result
+        if any(result is one for one in args):  # an operation in place
             return result
         place, self._place = self._place, self._place + 1
         if self._results.given:
@@ -84,6 +88,7 @@ class _Replacing(TorchFunctionMode):
                 self._results.independent = is_near(result, self._results.values[place])
             return self._results.given.get(place, result)
         self._results.values.append(result.detach().clone())
+        name = getattr(func, "__name__", "a function")
         self._results.names.append(f"{name}{f' in {self._inside[-1]!r}' if self._inside[-1] else ''}")
         return result
 
@@ -92,13 +97,14 @@ def _gives(truth: Truth, results: _Results, pair: tuple[int, int], found: Sequen
     """Return whether the model gives the outputs ``found`` if the results of a pair are exchanged."""
     one, other = pair
     exchanged = _Results(results.values, results.names, {one: results.values[other], other: results.values[one]})
-    leaves = _outputs(truth, exchanged)
+    leaves = _outputs(truth, truth.inputs, exchanged)
     tensors = [(own, given) for own, given in zip(found, leaves, strict=False) if isinstance(given, Tensor)]
-    return exchanged.independent and bool(tensors) and all(is_near(own, given) for own, given in tensors)
+    equal = all(isinstance(own, Tensor) and is_near(own, given) for own, given in tensors)
+    return exchanged.independent and bool(tensors) and equal
 
 
-def _outputs(truth: Truth, results: _Results) -> list[Any]:
-    """Run the model forward on the whole batch, and return its outputs; none if it fails."""
+def _outputs(truth: Truth, inputs: Any, results: _Results) -> list[Any]:
+    """Run the model forward, and return its outputs; none if it fails."""
     model, inside = copy.deepcopy(truth.model), [""]
 
     def entering(name: str) -> Callable[..., None]:
@@ -113,6 +119,6 @@ def _outputs(truth: Truth, results: _Results) -> list[Any]:
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         hooks.enter_context(_Replacing(results, inside))
         try:
-            return list(tree_leaves(model(truth.inputs)))
+            return list(tree_leaves(model(inputs)))
         except Exception:  # a result of the same shape may still have another use
             return []

@@ -160,13 +160,17 @@ def test_a_part_of_a_parameter_is_named(world):
         check(start, linear, world, results=False)
 
 
+def times(x, weights, biases):
+    return x @ weights.weight.t() + biases.bias
+
+
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.skip, self.head = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
 
     def forward(self, x):
-        return self.merge(torch.tanh(self.embed(x)), self.skip(x))
+        return self.merge(torch.tanh(times(x, self.embed, self.embed)), times(x, self.skip, self.skip))
 
     def merge(self, hidden, residual):
         return self.head(hidden + residual.square())
@@ -181,13 +185,20 @@ def without_its_tanh(x, model):
     [
         (
             Residual,
-            lambda x, model: model.merge(model.skip(x), torch.tanh(model.embed(x))),
-            "two tensors of one shape are exchanged, tanh and linear in 'skip': equal messages without tags may be",
+            lambda x, model: model.merge(times(x, *[model.skip] * 2), torch.tanh(times(x, *[model.embed] * 2))),
+            "two tensors of one shape are exchanged, tanh and add: two messages without tags are received in another",
         ),
         (
             Residual,
-            lambda x, model: model.merge(*[torch.tanh(model.embed(x))] * 2),
+            lambda x, model: model.merge(*[torch.tanh(times(x, *[model.embed] * 2))] * 2),
             "no known cause fits; excluded: .* and 2 more",
+        ),
+        (
+            Residual,
+            lambda x, model: model.merge(
+                torch.tanh(times(x, model.skip, model.embed)), times(x, model.embed, model.skip)
+            ),
+            "two tensors of one shape are exchanged, matmul and matmul: .*, or layers of one shape are exchanged",
         ),
         (
             lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
@@ -195,7 +206,7 @@ def without_its_tanh(x, model):
             "no known cause fits; excluded: .* and 2 more",
         ),
     ],
-    ids=["exchanged", "one of them twice", "a layer left out"],
+    ids=["exchanged", "one of them twice", "weights exchanged", "a layer left out"],
 )
 def test_tensors_that_change_places_on_their_way_are_named(world, make, forward, told):
     def start(model):
