@@ -10,9 +10,9 @@ from traceback import StackSummary, TracebackException
 from typing import Any
 
 from pdlcheck.errors import PdlcheckError, RankFailed
+from pdlcheck.operations.words import who
 from pdlcheck.worlds.exceptions import add_note, text_of
 from pdlcheck.worlds.site import is_ours
-from pdlcheck.worlds.words import who
 
 __all__ = [
     "ENDS_A_PROCESS",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pdlcheck.errors import RankDied, RankTimeout
+from pdlcheck.operations.words import alike, in_common, who
 from pdlcheck.worlds.stack_position import is_machinery
-from pdlcheck.worlds.words import alike, in_common, who
 
 __all__ = ["ProcessEnd", "rank_died", "rank_interrupt", "rank_timeout", "take_stack"]
 

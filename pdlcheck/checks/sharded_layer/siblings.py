@@ -21,7 +21,7 @@ from pdlcheck.checks.diagnosis import Candidate
 from pdlcheck.checks.sharded_layer.causes import Cause
 from pdlcheck.checks.sharded_layer.passes import Cut, Pass, Select, Tensors, on_a_rank, select_of, whole_pass
 from pdlcheck.checks.tolerances import Tolerance
-from pdlcheck.worlds.words import listed, who
+from pdlcheck.operations.words import listed, who
 
 __all__ = ["Sibling", "Trial", "of_shares", "of_strides"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from pdlcheck.errors import Deadlock
 from pdlcheck.operations.signature import Signature
+from pdlcheck.operations.words import in_common, who
 from pdlcheck.worlds.observe.differences import describe_differences
-from pdlcheck.worlds.words import in_common, who
 
 __all__ = ["deadlock"]
 

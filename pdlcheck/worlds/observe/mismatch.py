@@ -9,8 +9,8 @@ from typing import Any
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.operations.signature import Signature
 from pdlcheck.operations.table import OPERATIONS
+from pdlcheck.operations.words import in_common, listed, who
 from pdlcheck.worlds.observe.differences import describe_differences
-from pdlcheck.worlds.words import in_common, listed, who
 
 __all__ = ["PAIRWISE", "divided_batch", "fits", "mismatch", "p2p_mismatch"]
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.operations.signature import Name, Signature
+from pdlcheck.operations.words import who
 from pdlcheck.worlds.observe.branches import are_branches_on_rank
 from pdlcheck.worlds.observe.naming import FRAMES
-from pdlcheck.worlds.words import who
 
 __all__ = ["Orders"]
 

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from pdlcheck.errors import Livelock, PdlcheckError, PeerFailed, Unsupported, WorldTooSmall
+from pdlcheck.operations.words import in_common
 from pdlcheck.time_budgets import POLLS_S, SIMULATED_INTERRUPT_S, SLEEPERS_S
 from pdlcheck.worlds.cuda_as_cpu.hint import hint_about_cuda, note_once
 from pdlcheck.worlds.exceptions import add_note, shorten, text_of
@@ -30,7 +31,6 @@ from pdlcheck.worlds.simulated.scheduling.rank_threads import raise_in, rank_beh
 from pdlcheck.worlds.simulated.scheduling.timeout_report import interrupt_note, timeout_error
 from pdlcheck.worlds.simulated.scheduling.timers import Timers
 from pdlcheck.worlds.site import site_of
-from pdlcheck.worlds.words import in_common
 
 __all__ = ["ARE_THREADS", "RankGone", "RankThread", "Scheduler", "current_rank", "running_rank"]
 
