@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ __all__ = [
     "device_of",
     "differing",
     "digest",
+    "in_dtype",
     "made_by",
     "made_wide",
     "plain_name",
@@ -26,6 +28,7 @@ __all__ = [
     "scramble",
     "state_of",
     "tied_names",
+    "wants_another_dtype",
     "whole",
 ]
 
@@ -125,6 +128,19 @@ def made_wide(make: Callable[[], nn.Module]) -> nn.Module:
                 "check_data_parallel, whole steps by check_same_trajectory and check_replicas_in_sync"
             )
         raise
+
+
+def in_dtype(function: Any, dtype: torch.dtype) -> Any:
+    """Return a copy of ``function`` in ``dtype`` if it is a module of another dtype, such as a loss; else itself."""
+    if not isinstance(function, nn.Module):
+        return function
+    held = [one.dtype for one in (*function.parameters(), *function.buffers()) if one.is_floating_point()]
+    return function if all(one == dtype for one in held) else copy.deepcopy(function).to(dtype)
+
+
+def wants_another_dtype(error: RuntimeError) -> bool:
+    """Return whether the error is that of data of one dtype with weights of another."""
+    return re.search(r"\b(same dtype|[Dd]ouble|float64)\b", str(error)) is not None
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain, predictions
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
-from pdlcheck.checks.state import made_by
+from pdlcheck.checks.state import in_dtype, made_by
 from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.errors import Inconclusive
 
@@ -74,7 +74,7 @@ def check_replicated_module(
         >>> check_replicated_module(wrap, lambda: nn.Linear(2, 1), lambda n: (torch.randn(n, 2),))
     """
     __tracebackhide__ = True
-    measure = loss or _mean_squares
+    measure: Loss = in_dtype(loss or _mean_squares, torch.float64)
     learnt = False
     for n in workers:
         plain, module = _model(make, seed), _model(make, seed)

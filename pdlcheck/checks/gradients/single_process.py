@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.gradients.causes import Causes
 from pdlcheck.checks.gradients.no_gradients import naming_parameters_without_gradient
-from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, gradients, or_zero
+from pdlcheck.checks.gradients.truth import Gradients, Loss, Reference, Shard, or_zero, reference_of
 from pdlcheck.checks.message import (
     Place,
     best_fit,
@@ -27,11 +27,16 @@ from pdlcheck.checks.message import (
     takes_world,
     wrong_on_ranks,
 )
-from pdlcheck.checks.state import made_wide, whole
+from pdlcheck.checks.state import in_dtype, made_wide, wants_another_dtype, whole
 from pdlcheck.checks.tolerances import require_dtype
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = ["check_gradients_equal_single_process", "require_gradients"]
+
+_ALL_CAST = (
+    "the check casts the whole model to {dtype}, frozen layers too, and the data: cast what else takes part to the "
+    "dtype of the weights, not to a fixed one"
+)
 
 AGAIN = 2.0  # the loss factor of the second call, so that a leftover of the first call gives a wrong result
 
@@ -58,7 +63,7 @@ def check_gradients_equal_single_process(
             copies it to every rank. The samples of the model must not affect each other, as they do in batch norm,
             unless ``sync`` or the model compensates for that. For a function that wraps a model use
             :func:`check_data_parallel`.
-        loss: ``loss(model(inputs), targets)``, a mean or a sum over samples.
+        loss: ``loss(model(inputs), targets)``, a mean or a sum over samples. A module is cast to ``dtype``, too.
         shards: inputs and targets of each rank, first dimension is samples. Uneven and empty shards find the most
             faults. A rank without samples has no gradient (None) when it calls ``sync``. If the model communicates, as
             synchronised batch norm does, the rank takes part with an empty batch inside ``sync``.
@@ -120,20 +125,16 @@ def require_gradients(
         model = model if dtype is torch.float64 else model.to(dtype)
     try:
         everyone: list[list[Gradients]] = world.run(
-            _synchronised, model, loss, shards, sync, again, who, world_size=len(shards)
+            _synchronised, model, loss, shards, sync, again, who, dtype, world_size=len(shards)
         )
     except Exception as error:
+        if isinstance(error, RuntimeError) and wants_another_dtype(error):
+            error.add_note(_ALL_CAST.format(dtype=str(dtype).removeprefix("torch.")))
         if note is not None:
             error.add_note(note)
         raise
-    union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
-    reference = Reference(
-        union=gradients(model, loss, union),
-        shards=[gradients(model, loss, shard) for shard in shards],
-        sizes=sizes,
-        like={name: parameter.detach() for name, parameter in model.named_parameters()},
-        dtype=dtype,
-    )
+    loss = in_dtype(loss, dtype)
+    reference = reference_of(model, loss, shards, dtype)
     if not any(grad is not None and grad.any() for grad in reference.union.values()):
         raise Inconclusive(f"{who}: the gradient on all samples is zero, no fault would show")
     facts = case(world, len(shards), samples=sizes, seed=seed)
@@ -141,9 +142,11 @@ def require_gradients(
         _require_equal(f"{who}:", reference, [calls[0] for calls in everyone], facts)
         if all(len(calls) > 1 for calls in everyone):
             second = f"{who}: in its second call, after {AGAIN:g} times the loss,"
-            _require_equal(second, reference.times(AGAIN), [calls[1] for calls in everyone], facts, step=2)
-    except AssertionError:
-        once_more = gradients(model, loss, union)
+            # not AGAIN times the first reference: a model may add a part of its own, such as Megatron's auxiliary loss
+            then = reference_of(model, _times_again(loss), shards, dtype, before=reference.union)
+            _require_equal(second, then, [calls[1] for calls in everyone], facts, step=2)
+    except CheckFailed:
+        once_more = reference_of(model, loss, shards, dtype).union
         if all(reference.accepts(name, once_more[name]) for name in once_more):
             raise
         raise Inconclusive(
@@ -190,6 +193,11 @@ def _require_equal(who: str, reference: Reference, everyone: Sequence[Gradients]
     )
 
 
+def _times_again(loss: Loss) -> Loss:
+    """Return the loss of the second call."""
+    return lambda outputs, targets: AGAIN * loss(outputs, targets)
+
+
 def _synchronised(
     model: nn.Module,
     loss: Loss,
@@ -197,9 +205,11 @@ def _synchronised(
     sync: Callable[[nn.Module, int], object],
     again: bool,
     who: str,
+    dtype: torch.dtype,
 ) -> list[Gradients]:
     """Run backward on this rank's shard, then ``sync``, once or twice; return the gradients after each call."""
     torch.manual_seed(dist.get_rank() + 1)
+    loss = in_dtype(loss, dtype)
     inputs, targets = shards[dist.get_rank()]
     before = {name: whole(parameter) for name, parameter in model.named_parameters()}
     results: list[Gradients] = []

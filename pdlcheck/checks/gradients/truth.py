@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pdlcheck.checks.state import whole
 from pdlcheck.checks.tolerances import ABSOLUTE, RELATIVE
 
-__all__ = ["Gradients", "Loss", "Reference", "Shard", "gradients", "or_zero"]
+__all__ = ["Gradients", "Loss", "Reference", "Shard", "gradients", "or_zero", "reference_of"]
 
 Shard = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -34,15 +34,6 @@ class Reference:
     like: dict[str, Tensor]
     dtype: torch.dtype
     before: Gradients | None = None
-
-    def times(self, factor: float) -> Reference:
-        """Return the reference of a later call, for a multiple of the loss."""
-
-        def multiple(grads: Gradients) -> Gradients:
-            return {name: None if grad is None else grad * factor for name, grad in grads.items()}
-
-        shards = [multiple(grads) for grads in self.shards]
-        return replace(self, union=multiple(self.union), shards=shards, before=self.union)
 
     def of(self, name: str) -> Tensor:
         """Return the gradient on the union; zeros if it is None."""
@@ -70,6 +61,24 @@ class Reference:
         if found is not None and found.shape != expected.shape:
             return False
         return bool(((or_zero(found, expected) - expected).abs() <= self.allowed(name)).all())
+
+
+def reference_of(
+    model: nn.Module, loss: Loss, shards: Sequence[Shard], dtype: torch.dtype, before: Gradients | None = None
+) -> Reference:
+    """Return the gradients of one process on all samples, and on every shard.
+
+    ``before``: the right gradients of an earlier call.
+    """
+    union = (torch.cat([x for x, _ in shards]), torch.cat([y for _, y in shards]))
+    return Reference(
+        union=gradients(model, loss, union),
+        shards=[gradients(model, loss, shard) for shard in shards],
+        sizes=[len(x) for x, _ in shards],
+        like={name: parameter.detach() for name, parameter in model.named_parameters()},
+        dtype=dtype,
+        before=before,
+    )
 
 
 def gradients(model: nn.Module, loss: Loss, shard: Shard) -> Gradients:

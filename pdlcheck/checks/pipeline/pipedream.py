@@ -27,7 +27,7 @@ from pdlcheck.checks.pipeline.steps import (
     require_near,
     train,
 )
-from pdlcheck.checks.state import made_by
+from pdlcheck.checks.state import in_dtype, made_by
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_pipedream"]
@@ -87,7 +87,7 @@ def check_pipedream(
     who, facts = name_of(start), case(world, world_size, n_microbatches=n_microbatches, vertical_sync=vertical_sync)
     require_all_held(who, [ranks[0] for ranks in everyone], model, facts)
     right, others = rules_of(world_size, n_microbatches, vertical_sync=vertical_sync)
-    simulation = Simulation(model, stages, loss, parts, optimizer)
+    simulation = Simulation(model, stages, in_dtype(loss, torch.float64), parts, optimizer)
     history = simulation.run([right] * world_size)
     expected = history[-1]
     for rule in others:

@@ -44,9 +44,9 @@ from pdlcheck.checks.pipeline.steps import (
     train,
 )
 from pdlcheck.checks.pipeline.truth import Truth
-from pdlcheck.checks.state import made_by, require_bits, tied_names
+from pdlcheck.checks.state import in_dtype, made_by, require_bits, tied_names
 from pdlcheck.compat.torch.pytree import tree_leaves
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = ["check_pipeline"]
 
@@ -113,7 +113,7 @@ def check_pipeline(
     samples = [samples_in(x) for x, _ in batches]
     facts = case(world, world_size, n_microbatches=n_microbatches, samples=samples, seed=seed)
     who = name_of(start)
-    own = copy.deepcopy(model)
+    loss, own = in_dtype(loss, torch.float64), copy.deepcopy(model)
     steps = optimizer(list(own.parameters()))
     before: Named = {}
     for number, (inputs, targets) in enumerate(batches):
@@ -127,7 +127,7 @@ def check_pipeline(
             if results:
                 _require_results(when, taken, truth, facts)
             _require_gradients(when, taken, truth, facts)
-        except AssertionError:
+        except CheckFailed:
             if truth.unfit:
                 raise Inconclusive(f"{when} one process {truth.unfit}; have make call eval()") from None
             raise

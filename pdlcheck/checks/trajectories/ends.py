@@ -14,10 +14,10 @@ from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.checks.evidence.optimizers import GivenToOptimizer, record_optimizers
 from pdlcheck.checks.evidence.recomputations import record_redrawn
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
-from pdlcheck.checks.state import State, plain_name, state_of, tied_names
+from pdlcheck.checks.state import State, plain_name, state_of, tied_names, wants_another_dtype
 from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
 from pdlcheck.checks.trajectories.passes import diagnose_own_factor, diagnose_weights, weights_of_passes
-from pdlcheck.checks.trajectories.precision import Precision, wants_another_dtype
+from pdlcheck.checks.trajectories.precision import Precision
 from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
 from pdlcheck.checks.trajectories.steps import diagnose_steps, hidden_factor
 from pdlcheck.errors import Inconclusive
@@ -256,7 +256,10 @@ def _train(train: Train, model: nn.Module, steps: int, passes: bool) -> End:
             train(model, steps)
     except RuntimeError as error:
         if wide and wants_another_dtype(error):
-            error.add_note("the check gives float64 weights; give float64 data too, or pass dtype=torch.float32")
+            narrow = "; for layers in bfloat16, dtype=torch.bfloat16" if "BFloat16" in str(error) else ""
+            error.add_note(
+                f"the check gives float64 weights; give float64 data too, or pass dtype=torch.float32{narrow}"
+            )
         raise
     tied = [[*map(plain_name, names)] for names in tied_names(model)]
     return End(state_of(model), given, tied, sorted(redrawn))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pdlcheck.checks.state import made_by, made_wide
 
-__all__ = ["PRECISIONS", "Precision", "made_for", "precision_of", "wants_another_dtype"]
+__all__ = ["PRECISIONS", "Precision", "made_for", "precision_of"]
 
 
 class Precision(NamedTuple):
@@ -58,10 +57,18 @@ def precision_of(check: str, dtype: torch.dtype) -> Precision:
 
 
 def made_for(precision: Precision, make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the model that both trainings are given: in float64, or in float32 for any other dtype."""
-    return made_wide(make) if precision.dtype == torch.float64 else made_by(make).float()
+    """Return the model that both trainings are given: in float64, or in float32 for any other dtype.
 
-
-def wants_another_dtype(error: RuntimeError) -> bool:
-    """Return whether the error is that of data of one dtype with weights of another."""
-    return re.search(r"\b(same dtype|[Dd]ouble|float64)\b", str(error)) is not None
+    Beside parameters that are trained in another dtype, frozen ones of a narrow dtype then stay as they are. The model
+    casts between the two, perhaps to a fixed dtype.
+    """
+    if precision.dtype == torch.float64:
+        return made_wide(make)
+    model = made_by(make)
+    tensors: list[Tensor] = [one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
+    trained = {one.dtype for one in tensors if one.requires_grad}
+    kept = {one.dtype for one in tensors if one.dtype.itemsize < 4} - trained
+    for one in tensors:
+        if not (trained and one.dtype in kept):
+            one.data = one.data.float()
+    return model

@@ -112,3 +112,35 @@ def test_ranks_that_are_right_are_told(world):
     told = r"rank 1 holds [\s\S]*wrong gradients  1 of 2 on rank 1: 'bias'; none on ranks 0, 2\n"
     with pytest.raises(AssertionError, match=told):
         check_gradients_equal_single_process(linear, MSE, SHARDS, wrong_on_rank_1, world)
+
+
+class WithAuxiliaryLoss(torch.autograd.Function):
+    """The identity, whose backward pass adds the gradient of an auxiliary loss that no loss scales, as Megatron's."""
+
+    @staticmethod
+    def forward(ctx, output, auxiliary):
+        ctx.save_for_backward(auxiliary)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, torch.full_like(ctx.saved_tensors[0], 0.1)
+
+
+class Router(nn.Module):
+    """A layer with a penalty of large logits beside the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+
+    def forward(self, x):
+        logits = self.gate(x)
+        return self.head(WithAuxiliaryLoss.apply(logits, logits.logsumexp(-1).square().mean()))
+
+
+def test_a_part_of_the_gradient_need_not_grow_with_the_loss(world):
+    check_gradients_equal_single_process(Router, MSE, SHARDS, through_a_buffer, world)
+    told = r"^without_zeroing: in its second call[\s\S]*what the call before gave was added"
+    with pytest.raises(AssertionError, match=told):
+        check_gradients_equal_single_process(Router, MSE, SHARDS, without_zeroing, world)

@@ -181,3 +181,47 @@ def test_the_first_step_of_a_warm_up_moves_nothing(world):
         check_same_trajectory(partial(fit, synchronise=average), plain, make, world)
     with pytest.raises(Inconclusive, match=r"holds the weights that it started with after 4 step\(s\)"):
         check_same_trajectory(partial(fit, lr=0.0), partial(fit, part=everything, lr=0.0), make, world)
+
+
+class Gated(nn.Module):
+    """A layer with a branch that no sample uses, and branches that some micro-batches do not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.branches = nn.Linear(4, 2), nn.ModuleList(nn.Linear(2, 1) for _ in range(3))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        total = hidden.sum(1, keepdim=True)
+        for branch, mine in zip(self.branches, (x[:, :1] > 0, x[:, :1] < 0), strict=False):
+            if mine.any():
+                total = total + branch(hidden) * mine
+        return total
+
+
+def accumulated(model, steps, shares=2):
+    ddp, optimizer = (
+        DistributedDataParallel(model, find_unused_parameters=True),
+        torch.optim.SGD(model.parameters(), 0.1),
+    )
+    for batch in DATA[:steps].double():
+        optimizer.zero_grad()
+        first, last = own(batch).chunk(2)
+        with ddp.no_sync():
+            ((ddp(first) - 1).square().mean() / shares).backward()
+        ((ddp(last) - 1).square().mean() / shares).backward()
+        optimizer.step()
+
+
+def plainly_with(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in DATA[:steps].double():
+        optimizer.zero_grad()
+        (model(batch) - 1).square().mean().backward()
+        optimizer.step()
+
+
+def test_unused_parameters_may_accumulate_without_sync(world):
+    check_same_trajectory(accumulated, plainly_with, Gated, world)
+    with pytest.raises(AssertionError, match="likely cause"):
+        check_same_trajectory(partial(accumulated, shares=1), plainly_with, Gated, world)
