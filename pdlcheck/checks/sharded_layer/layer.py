@@ -48,6 +48,12 @@ from pdlcheck.errors import CheckFailed, Inconclusive
 __all__ = ["check_sharded_layer"]
 
 
+_NO_WAY_BACK = (
+    "if the layer is meant to have no gradients, as under torch.no_grad(), let make return one that has none either"
+)
+_OTHER_INPUTS = "if no gradient of it is used, as of a mask, call requires_grad_() on the other inputs in batches"
+
+
 @takes_world
 def check_sharded_layer(
     shard: Callable[[nn.Module], nn.Module],
@@ -76,7 +82,9 @@ def check_sharded_layer(
             have zeros, as where a vocabulary is padded.
         make: makes the whole layer, outside of the ranks. Modules that draw random numbers, such as dropout, must be in
             ``eval()``.
-        batches: inputs of the whole layer, a tensor or a tuple of them; one forward and one backward pass for each.
+        batches: inputs of the whole layer, a tensor or a tuple of them; one forward and one backward pass for each. The
+            gradients of floating inputs are compared. An input of whole numbers or infinities beside others, such as a
+            mask or positions, is left out. If some inputs require a gradient, exactly those are compared.
         world: where the ranks run.
         world_size: number of ranks.
         inputs_of: called on every rank with the inputs of a batch; returns the part that this rank's module is given.
@@ -156,11 +164,12 @@ def check_sharded_layer(
     for number, truth in enumerate(truths):
 
         def rarer(where: str, nan: bool, of: Pass = truth) -> Iterator[likely.Cause]:
-            failed = siblings.Sibling(trial.whole(of.inputs, of.gradients_of_output), inputs_of, output_of)
+            failed = siblings.Sibling(trial.whole(of, of.inputs, of.gradients_of_output), inputs_of, output_of)
             yield from siblings.of_shares(trial, failed, where, nan)
             yield from siblings.of_strides(trial, failed, where)
 
-        of_batch = terms._replace(rarer=rarer)
+        marked = any(x.requires_grad for x in tensors_of(batches[number], "a batch"))
+        of_batch = terms._replace(rarer=rarer, marked=marked)
         _require_batch(f"{who}: batch {number}:", number, truth, layer, everyone, held, buffers, of_batch)
 
 
@@ -199,12 +208,14 @@ class _Terms(NamedTuple):
         relative: the error that an element may have.
         where: the part of the code that must have a fault, for the end of a sentence.
         rarer: yields causes that need further runs; takes ``where``, and whether the wrong value is NaN.
+        marked: whether the inputs of the batch say which of them have a gradient.
     """
 
     facts: str
     relative: float
     where: str = ""
     rarer: Callable[[str, bool], Iterable[likely.Cause]] = lambda where, nan: ()
+    marked: bool = False
 
     @property
     def near(self) -> Tolerance:
@@ -336,7 +347,7 @@ def _require_parameters(
             )
             where = wrong_on_ranks(wrong, [len(cut.numbers) for cut in everyone])
             what = f" of the gradient of {name!r}"
-            more = {"wrong_gradients": where}
+            more = {"wrong_gradients": where, "cure": _NO_WAY_BACK if _none_leads_back(number, everyone) else None}
             if none := none_on([_none_of(cut, number, numbers) for cut in everyone]):
                 more["none_reached"] = f"{none}, in the backward pass"
             _require(rank, f"{when} rank {rank} holds", what, value, goal, causes, terms, **more)
@@ -377,6 +388,10 @@ def _inputs_are_parts(number: int, everyone: Sequence[Cut], terms: _Terms) -> bo
 
 def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Terms) -> None:
     __tracebackhide__ = True
+    several = sum(everyone[0].passes[number].learns) > 1
+    cure = (
+        _NO_WAY_BACK if _none_leads_back(number, everyone) else _OTHER_INPUTS if several and not terms.marked else None
+    )
     for rank, cut in enumerate(everyone):
         goals = cut.selected[number][1]
         for place, goal in enumerate(goals):
@@ -385,7 +400,12 @@ def _require_inputs(when: str, number: int, everyone: Sequence[Cut], terms: _Ter
             value = parts[rank]
             causes = likely.of_input(goal, parts, cut.passes[number].gradients_of_output, terms.near)
             hints = likely.of_the_way_back()
-            _require(rank, f"{when} rank {rank} holds", where, value, goal, causes, terms, hints)
+            _require(rank, f"{when} rank {rank} holds", where, value, goal, causes, terms, hints, cure=cure)
+
+
+def _none_leads_back(number: int, everyone: Sequence[Cut]) -> bool:
+    """Return whether no output of any rank leads back to a parameter or an input."""
+    return not any(cut.passes[number].leads_back for cut in everyone)
 
 
 def _require_equal_copies(when: str, number: int, size: int, everyone: Sequence[Cut], terms: _Terms) -> None:
@@ -425,7 +445,7 @@ def _require(
     terms: _Terms,
     hints: Iterable[likely.Cause] = (),
     /,
-    **more: str,
+    **more: str | None,
 ) -> None:
     __tracebackhide__ = True
     if not value.is_floating_point() and not value.is_complex():

@@ -26,16 +26,20 @@ class Pass:
 
     Args:
         inputs: of the module.
+        learns: for each input, whether it takes a gradient.
         outputs: of the module.
+        leads_back: whether some output requires a gradient.
         gradients_of_output: the gradients with which the backward pass began.
-        inputs_grad: of each input; None if it is not floating point, or if no gradient reached it.
+        inputs_grad: of each input; None if it takes no gradient, or if no gradient reached it.
         parameters_grad: by name.
         buffers: by name, after the pass.
         without_gradient: parameters that no gradient had reached before ``sync``.
     """
 
     inputs: Tensors
+    learns: Sequence[bool]
     outputs: Tensors
+    leads_back: bool
     gradients_of_output: Tensors
     inputs_grad: list[Tensor | None]
     parameters_grad: dict[str, Tensor | None]
@@ -62,20 +66,53 @@ class Cut:
     selected: list[tuple[Tensors, Tensors]]
 
 
-def whole_pass(layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
-    """Run one pass of the whole layer. The pass may change its buffers."""
-    return _pass(layer, layer, inputs, lambda outputs: gradients or tuple(map(_drawn_like, outputs)))
+def whole_pass(
+    layer: nn.Module, inputs: Tensors, gradients: Tensors | None = None, learns: Sequence[bool] | None = None
+) -> Pass:
+    """Run one pass of the whole layer. The pass may change its buffers.
+
+    ``learns`` says of each input whether its gradient is compared; None asks :func:`takes_gradient`.
+    """
+    of_outputs = lambda outputs: gradients or tuple(map(_drawn_like, outputs))  # noqa: E731
+    return _pass(layer, layer, inputs, takes_gradient(inputs) if learns is None else learns, of_outputs)
+
+
+def takes_gradient(inputs: Tensors) -> list[bool]:
+    """Return, for each input of a batch, whether its gradient is compared.
+
+    If some input requires a gradient, those that do not are left out. Otherwise all floating inputs count, except those
+    that hold whole numbers or infinities beside others that do not, such as masks and positions.
+
+    Example:
+        >>> x, mask = torch.tensor([0.5, 2.0]), torch.tensor([0.0, -torch.inf])
+        >>> takes_gradient((x, mask)), takes_gradient((mask,)), takes_gradient((x, x.clone().requires_grad_()))
+        ([True, False], [True], [False, True])
+    """
+    if any(x.requires_grad for x in inputs):
+        return [x.requires_grad for x in inputs]
+    floating = [_is_a_number(x) for x in inputs]
+    varied = [is_float and not _is_of_whole_numbers(x) for x, is_float in zip(inputs, floating, strict=True)]
+    return varied if any(varied) else floating
+
+
+def _is_a_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_of_whole_numbers(tensor: Tensor) -> bool:
+    return not tensor.is_complex() and bool((tensor == tensor.round()).all())
 
 
 def _pass(
     module: Callable[..., Any],
     parameters: nn.Module,
     inputs: Tensors,
+    learns: Sequence[bool],
     gradient_of: Callable[[Tensors], Tensors],
     sync: Callable[[nn.Module], object] | None = None,
 ) -> Pass:
     parameters.zero_grad()
-    given = tuple(x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs)
+    given = tuple(x.detach().clone().requires_grad_(one) for x, one in zip(inputs, learns, strict=True))
     outputs = tuple(map(_joined, tensors_of(module(*given), "what the layer returns")))
     gradients, none = gradient_of(outputs), list[str]()
     if _fit_everywhere(outputs, gradients):
@@ -88,7 +125,9 @@ def _pass(
     grads = {name: None if p.grad is None else whole(p.grad) for name, p in parameters.named_parameters()}
     return Pass(
         tuple(x.detach() for x in given),
+        learns,
         tuple(whole(y) for y in outputs),
+        any(y.requires_grad for y in outputs),
         gradients,
         [None if x.grad is None else whole(x.grad) for x in given],
         grads,
@@ -118,8 +157,7 @@ def _fit_everywhere(outputs: Tensors, gradients: Tensors) -> bool:
 
 
 def _drawn_like(output: Tensor) -> Tensor:
-    floating = output.is_floating_point() or output.is_complex()
-    return torch.randn_like(output) if floating else torch.zeros(output.shape, dtype=torch.float64)
+    return torch.randn_like(output) if _is_a_number(output) else torch.zeros(output.shape, dtype=torch.float64)
 
 
 def on_a_rank(
@@ -143,13 +181,21 @@ def on_a_rank(
     cut = Cut(numbers_held, values_of(module), [], [])
     for truth in truths:
         inputs = select_of(inputs_of, truth.inputs, "inputs_of")
+        marks = tuple(
+            torch.full(x.shape, float(one), dtype=torch.float64)
+            for x, one in zip(truth.inputs, truth.learns, strict=True)
+        )
+        learns = [
+            (not mark.numel() or bool(mark.any())) and _is_a_number(x)
+            for x, mark in zip(inputs, select_of(inputs_of, marks, "inputs_of"), strict=True)
+        ]
         goals = select_of(output_of, truth.outputs, "output_of")
         gradients = select_of(output_of, truth.gradients_of_output, "output_of")
         wanted = tuple(
             torch.zeros(x.shape, dtype=torch.float64) if g is None else g
             for x, g in zip(truth.inputs, truth.inputs_grad, strict=True)
         )
-        cut.passes.append(_pass(module, module, inputs, lambda _, of=gradients: of, sync))  # type: ignore[misc]
+        cut.passes.append(_pass(module, module, inputs, learns, lambda _, of=gradients: of, sync))  # type: ignore[misc]
         cut.selected.append((goals, select_of(inputs_of, wanted, "inputs_of")))
     return cut
 

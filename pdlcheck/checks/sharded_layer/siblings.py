@@ -69,11 +69,11 @@ class Trial:
     near: Tolerance
     right: Right
 
-    def whole(self, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
-        """Return one pass of a copy of the whole layer."""
+    def whole(self, like: Pass, inputs: Tensors, gradients: Tensors | None = None) -> Pass:
+        """Return one pass of a copy of the whole layer, which compares the gradients that the pass ``like`` does."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return whole_pass(copy.deepcopy(self.layer), inputs, gradients)
+            return whole_pass(copy.deepcopy(self.layer), inputs, gradients, like.learns)
 
     def run(self, siblings: Sequence[Sibling]) -> list[list[Cut]]:
         """Return the results of all ranks for each sibling."""
@@ -232,10 +232,10 @@ class _Shares:
         """
         ends = list(accumulate(sizes))
         division = _Rows([range(end - size, end) for end, size in zip(ends, sizes, strict=True)])
-        truth = trial.whole(tuple(x[list(rows)] for x in failed.truth.inputs))
+        truth = trial.whole(failed.truth, tuple(x[list(rows)] for x in failed.truth.inputs))
         if alike:
             gradients = tuple(torch.cat([g[: sizes[0]]] * len(sizes)) for g in truth.gradients_of_output)
-            truth = trial.whole(truth.inputs, gradients)
+            truth = trial.whole(truth, truth.inputs, gradients)
         return Sibling(truth, division, None if self.whole_output else division)
 
 
@@ -317,7 +317,7 @@ def _of_own_samples(trial: Trial, shares: _Shares, failed: Sibling, each: int) -
     first = [row if number % each else rows[0] for number, row in enumerate(rows)]  # each rank has the same first one
     holds = False
     with suppress(Exception):  # of a layer that does not take such samples
-        if _uses_moments(trial, failed.truth.inputs, rows[:each]):
+        if _uses_moments(trial, failed.truth, rows[:each]):
             different = shares.sibling(trial, failed, rows, even)
             same = shares.sibling(trial, failed, rows[:each] * len(even), even, alike=True)
             if trial.verdicts([different, same])[1]:
@@ -331,16 +331,17 @@ def _of_own_samples(trial: Trial, shares: _Shares, failed: Sibling, each: int) -
     )
 
 
-def _uses_moments(trial: Trial, inputs: Tensors, some: Sequence[int]) -> bool:
+def _uses_moments(trial: Trial, truth: Pass, some: Sequence[int]) -> bool:
     """Return whether outputs of the whole layer depend on other samples, but only on their means and covariances.
 
     These stay the same if all samples but one are reflected at their mean; so does the output for that one.
     """
+    inputs = truth.inputs
     if len(inputs[0]) < 3 or not all(x.is_floating_point() for x in inputs):
         return False
     reflected = tuple(torch.cat([x[:1], 2 * x[1:].mean(0, keepdim=True) - x[1:]]) for x in inputs)
-    whole, others = trial.whole(inputs).outputs, trial.whole(reflected).outputs
-    alone = trial.whole(tuple(x[list(some)] for x in inputs)).outputs
+    whole, others = (trial.whole(truth, each).outputs for each in (inputs, reflected))
+    alone = trial.whole(truth, tuple(x[list(some)] for x in inputs)).outputs
     selected = tuple(y[list(some)] for y in whole)
     return _alike(others, whole, trial.near) and not _alike(alone, selected, trial.near, rows=len(some))
 
