@@ -6,7 +6,7 @@ import collections
 import copy
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,6 +75,10 @@ class Entries(dict[Any, Any]):
 
     The keys are those of the dict. An entry has its position as key in a list, and where the dict's key is an object.
     """
+
+
+class Positions(dict[Any, Any]):
+    """The state of an object that gives out samples or batches, such as a sampler."""
 
 
 def seed_streams(seed: int) -> None:
@@ -208,17 +212,36 @@ def is_no_state(resumed: tuple[Any, Any], straight: tuple[Any, Any]) -> bool:
     - steps make it grow;
     - steps do not change the entries that were written before;
     - its newest entry equals that of the resumed run;
-    - it is a sum since the run began.
+    - it is a sum since the run began;
+    - it holds single numbers only, such as the last losses and their average.
+
+    Nor are numbers a state by themselves in an object that gives out samples. They may count the samples that are drawn
+    ahead, or drawn in this run. The weights show whether training continues with the right samples.
 
     Args:
         resumed: the object after the stop and at the end, in the resumed run.
         straight: the same in the run without a stop.
     """
     (_, found), (before, after) = resumed, straight
+    if isinstance(after, Positions):
+        return isinstance(found, Positions) and _differ_in_numbers(found, after)
     if not isinstance(after, Tensor | Entries):
         return False
+    if isinstance(after, Entries) and all(_is_single(one) for one in (*after.values(), *(found or {}).values())):
+        return True
     found, before, after = map(_own, (found, before, after))
     return not first_difference(before, after) or _is_log(found, before, after) or _is_sum(resumed, straight)
+
+
+def _is_single(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else True
+
+
+def _differ_in_numbers(found: Any, expected: Any) -> bool:
+    """Return whether two states differ in nothing but whole numbers."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        return all(_differ_in_numbers(found[key], value) for key, value in expected.items())
+    return type(found) is type(expected) is int or not first_difference(found, expected)
 
 
 def _is_log(found: Any, before: Any, after: Tensor | Entries) -> bool:
@@ -356,7 +379,12 @@ def _state(held: Any) -> Any:
         return _entries(held)
     if isinstance(held, LRScheduler):
         return _without_counts(held.state_dict())
-    return held.get_state() if isinstance(held, torch.Generator) else held.state_dict()
+    state = held.get_state() if isinstance(held, torch.Generator) else held.state_dict()
+    return Positions(state) if type(state) is dict and _gives_out_samples(held) else state
+
+
+def _gives_out_samples(held: Any) -> bool:
+    return hasattr(type(held), "__iter__") and not isinstance(held, (nn.Module, Mapping))
 
 
 def _without_buffers(module: nn.Module) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from functools import partial
 
@@ -267,7 +268,36 @@ def sums(model):
     return after, None, None
 
 
-@pytest.mark.parametrize("make", [history_in_a_tensor, the_last_losses, the_last_batch, a_loss, sums])
+def histories(model):
+    """Record losses in lists of a dict, a list of dicts, and a deque, as programs do to draw curves."""
+    by_name, entries, last = collections.defaultdict(list), [], collections.deque(maxlen=2)
+
+    def after(i):
+        loss = model.weight.detach().sum()
+        by_name["loss"].append(loss)
+        by_name["both"].append(torch.stack([loss, loss * 2]))
+        entries.append({"step": i, "weight": model.weight.detach().clone()})
+        last.append(torch.stack([loss, loss]))
+
+    return after, None, None
+
+
+def smoothed(model):
+    """Smooth the loss since the beginning of this run, and remember the best one."""
+    shown = {"smoothed": None, "best": torch.tensor(torch.inf)}
+
+    def after(i):
+        loss = model.weight.detach().sum()
+        before = shown["smoothed"]
+        shown.update(smoothed=loss if before is None else before.lerp(loss, 0.1), best=shown["best"].minimum(loss))
+
+    return after, None, None
+
+
+LOGS = [history_in_a_tensor, the_last_losses, the_last_batch, a_loss, sums, histories, smoothed]
+
+
+@pytest.mark.parametrize("make", LOGS)
 @pytest.mark.parametrize("steps", [4, 6])
 def test_what_a_run_notes_down_is_no_state(world, make, steps):
     check_resume(program(make, keep=False), world, steps=steps)

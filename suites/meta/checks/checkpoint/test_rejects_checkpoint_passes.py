@@ -216,3 +216,70 @@ def test_what_could_not_be_looked_at_is_told(world):
         check_resume(start, world)
     told = "optimizer could not be looked at, its state_dict() raises RuntimeError: call consolidate() first\n"
     assert told in str(error.value), str(error.value)
+
+
+class CountsWhatItDraws:
+    """A sampler that starts at a position, and counts the samples that it has drawn in this run."""
+
+    def __init__(self):
+        self.start = self.drawn = self.epoch = 0
+
+    def __iter__(self):
+        order = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        for sample in order[self.start :]:
+            self.drawn += 1
+            yield sample
+        self.start, self.epoch = 0, self.epoch + 1
+
+    def __len__(self):
+        return len(DATA)
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class FetchesAhead(Trainer):
+    """A trainer that saves what it has used, while its sampler has drawn two batches more."""
+
+    lost = ()
+
+    def __init__(self):
+        super().__init__()
+        self.sampler = CountsWhatItDraws()
+        self.loader = DataLoader(DATA, batch_size=4, sampler=self.sampler, generator=torch.Generator())
+
+    def all_batches(self, _):
+        while True:
+            ahead = []
+            for (x,) in self.loader:
+                ahead.append(x)
+                if len(ahead) > 2:
+                    yield ahead.pop(0)
+            yield from ahead
+
+    def load(self, path):
+        super().load(path)
+        used = {"start": self.taken % 5 * 4, "epoch": self.taken // 5}
+        self.sampler.load_state_dict({key: value for key, value in used.items() if key not in self.lost})
+
+
+class LosesTheEpoch(FetchesAhead):
+    lost = ("epoch",)
+
+
+class LosesThePosition(FetchesAhead):
+    lost = ("start",)
+
+
+@pytest.mark.parametrize("saved_after", [3, 8])
+def test_a_sampler_may_count_what_is_fetched_ahead(world, saved_after):
+    check_resume(starts(FetchesAhead), world, saved_after=saved_after, steps=saved_after + 4)
+
+
+@pytest.mark.parametrize("trainer", [LosesTheEpoch, LosesThePosition])
+def test_what_decides_the_samples_is_no_count(world, trainer):
+    with pytest.raises(AssertionError, match=r"resumed after step 8, rank 0 after step 9 holds"):
+        check_resume(starts(trainer), world, saved_after=8, steps=12)
