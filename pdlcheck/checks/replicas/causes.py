@@ -30,8 +30,9 @@ _OPTIMIZERS = (
 )
 _ONLY_GRADIENTS = (
     "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
-    "models, which gradients=False accepts, or that accumulates them for a later one, which sync_every= accepts"
+    "models, which gradients=False accepts"
 )
+_ACCUMULATED = ", or that accumulates them for a later one, which sync_every= accepts"
 _WHOLE = (
     "give as model what each rank holds whole, such as a plain copy that start and step fill within "
     "summon_full_params(); what fully_shard divides is compared whole"
@@ -96,6 +97,7 @@ def diagnose(differing: Differing) -> Diagnosis:
     factors = _factors(differing.values) if "gradient" in differing.kinds else []
     told = ", ".join(f"rank {rank}: {factor:.6g}" for rank, factor in enumerate(factors))
     alone = _ONLY_GRADIENTS if differing.kinds == {"gradient"} else ""
+    alone += _ACCUMULATED if alone and differing.sync_every == 1 else ""
     scaled = (
         f"all gradients of a rank are one factor times those of rank 0 ({told}): scaled by a value of that rank after "
         f"they were synchronised, or not synchronised where losses differ by that factor{alone}"

@@ -189,6 +189,7 @@ class _Simulation:
         self.traces: list[Trace] = [[] for _ in self.ranks]
         self.reference = [p.detach().clone() for p in course.model.parameters()]
         self.velocity = [torch.zeros_like(p) for p in self.reference]
+        self.without_mean: set[str] = set()  # integer buffers that differed between ranks when they were averaged
 
     def run(self) -> list[Trace]:
         unmet = False
@@ -206,13 +207,21 @@ class _Simulation:
                 self._meet()
             unmet = step >= self.rule.synchronous_steps and not meets
             for rank in active:
-                self.traces[rank].append(look(self.models[rank], self.optimizers[rank]))
+                self.traces[rank].append(self._look(rank))
         if self.course.finish:
             if unmet:
                 self._meet()
             for rank in self.ranks:
-                self.traces[rank].append(look(self.models[rank], self.optimizers[rank]))
+                self.traces[rank].append(self._look(rank))
         return self.traces
+
+    def _look(self, rank: int) -> dict[str, Tensor]:
+        """Return the state of a replica, with NaN as the value of an integer buffer that has no right one."""
+        held = look(self.models[rank], self.optimizers[rank])
+        return held | {
+            name: torch.full(held[name].shape, math.nan, dtype=torch.float64)
+            for name in (f"buffer {name!r}" for name in self.without_mean)
+        }
 
     def _synchronise(self, step: int, active: Sequence[int]) -> list[int]:
         """Average gradients as the rule requires, and return the ranks that take the step."""
@@ -254,7 +263,11 @@ class _Simulation:
                 goal = self._outer_step(position, goal)
             for parameter in place:
                 parameter.copy_(goal)
-        for buffers in zip(*(model.buffers() for model in self.models), strict=True):
+        names = [name for name, _ in self.models[0].named_buffers()]
+        for name, *buffers in zip(names, *(model.buffers() for model in self.models), strict=True):
+            has_mean = buffers[0].is_floating_point() or buffers[0].is_complex()
+            if rule.buffers == "average" and not has_mean and any(not torch.equal(b, buffers[0]) for b in buffers):
+                self.without_mean.add(name)
             if rule.buffers == "broadcast":
                 mean = buffers[0].clone()
             elif rule.buffers == "average":

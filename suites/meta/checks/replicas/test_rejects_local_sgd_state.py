@@ -217,3 +217,58 @@ def test_check_local_sgd_names_the_steps_after_which_models_are_averaged(world, 
         check_local_sgd(broken, world, **{"sync_every": 2, **rule})
     assert str(caught.value).startswith(f"{broken.__name__}: after step ")
     assert cause in str(caught.value)
+
+
+class Counts(nn.Module):
+    """A layer with integer and boolean buffers: the calls, which are the same on all ranks, and what samples decide."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("positive", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.bool))
+
+    def forward(self, x):
+        self.calls += 1
+        self.positive += (x > 0).sum(0)
+        self.seen |= (x > 1).any(0)
+        return self.layer(x)
+
+
+class AveragesFloats(Trainer):
+    """A trainer that averages buffers, and leaves integers, which have no mean, as they are."""
+
+    def share_buffers(self):
+        for buffer in self.model.buffers():
+            mean = buffer.double()
+            mean_of(mean)
+            self.put(buffer, mean)
+
+    def put(self, buffer, mean):
+        if buffer.is_floating_point():
+            buffer.copy_(mean)
+
+
+class Rounds(AveragesFloats):
+    def put(self, buffer, mean):
+        buffer.copy_(mean.round())
+
+
+class AddsCalls(AveragesFloats):
+    def put(self, buffer, mean):
+        if buffer.dtype == torch.int64:
+            buffer.copy_((mean * dist.get_world_size()).round())
+
+
+def test_integers_that_differ_have_no_mean(world):
+    for right in (AveragesFloats, Rounds):
+        check_local_sgd(right, world, sync_every=2, make=Counts, buffers="average")
+    with pytest.raises(AssertionError, match=r"after step 2 rank 0 holds 6 at \(\) of buffer 'calls', replicas in one"):
+        check_local_sgd(AddsCalls, world, sync_every=2, make=Counts, buffers="average")
+
+
+def test_boolean_buffers_are_compared(world):
+    check_local_sgd(Trainer, world, sync_every=2, make=Counts)
+    with pytest.raises(AssertionError, match=r"of buffer 'seen'|of buffer 'positive'"):
+        check_local_sgd(AveragesFloats, world, sync_every=2, make=Counts)

@@ -294,6 +294,9 @@ def test_gradients_that_differ_where_parameters_are_alike_may_be_meant(world, sc
     told = "(?s)1 gradient.s.\n.*; parameters are alike: right for .* as ZeRO does, .* gradients=False .* sync_every= "
     with pytest.raises(AssertionError, match=told):
         check_replicas_in_sync(start, world)
+    with pytest.raises(AssertionError, match="gradients=False accepts\n") as caught:
+        check_replicas_in_sync(start, world, steps=2, sync_every=2)
+    assert "sync_every= " not in str(caught.value)  # it is passed already
 
 
 def test_gradients_that_differ_with_the_parameters_are_never_meant(world):
