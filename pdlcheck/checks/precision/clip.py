@@ -271,6 +271,8 @@ class _Norms:
     def _if_copies(self) -> str:
         """Return a hint to pass ``counted`` if every rank holds the same gradients, as under data parallelism."""
         first, *others = self.gradients
+        if not all(flag for flags in self.counted for flag in flags):
+            return ""  # it is given
         if not others or not all(len(own) == len(first) and all(map(_equal, own, first)) for own in others):
             return ""
         return "; if these are copies of one gradient (data parallel), pass counted= with True on one rank alone"

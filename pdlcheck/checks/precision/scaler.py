@@ -7,7 +7,7 @@ are the rule of a scaler in plain Python, and sums in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pdlcheck.checks.diagnosis import Candidate, explain, predictions
 from pdlcheck.checks.message import case, failure, first_index, name_of, show, takes_world
 from pdlcheck.checks.precision.scaler_rules import Rule, Taken, scale_cause, weights_cause
+from pdlcheck.checks.tolerances import Tolerance
 from pdlcheck.compat.torch.optim import skips_overflows
 from pdlcheck.errors import Inconclusive
 
@@ -210,11 +212,42 @@ def check_low_precision_sum(
                 f"{name_of(sync)}: rank {rank} holds {show(found[at])} at {at}, the {'mean' if mean else 'sum'} is "
                 f"{show(exact[at].to(dtype))}",
                 contributions=", ".join(f"rank {r}: {show(one[at])}" for r, one in enumerate(contributions)),
-                likely_cause=f"the sum left the range of {dtype}: divide before adding, or add in float32"
-                if not found[at].isfinite()
-                else f"it was added in {dtype}, which loses what is small beside what is large: add in float32",
+                likely_cause=explain(
+                    found.double(),
+                    *_causes_of_sum(given, rank, dtype, mean=mean),
+                    tolerance=Tolerance(relative=2 * limits.eps),
+                    expected=exact,
+                ),
                 case=facts,
             )
+
+
+def _causes_of_sum(
+    given: Tensor, rank: int, dtype: torch.dtype, *, mean: bool
+) -> tuple[Iterable[Candidate[Tensor]], ...]:
+    """Return the causes of a wrong sum or mean over ranks; ``given`` has the contributions in float64."""
+    total, count = given.sum(0), len(given)
+    exact = total / count if mean else total
+    # The largest error of a sum of so many terms whose partial sums are rounded to dtype, in any order.
+    lost = Tolerance(absolute=count * torch.finfo(dtype).eps * given.abs().sum(0) / (count if mean else 1))
+    cure = "divide before adding, or add and divide in float32" if mean else "add in float32"
+    return (
+        [Candidate(f"the sum left the range of {dtype}: {cure}", holds=lambda found: not bool(found.isfinite().all()))],
+        predictions(
+            [
+                ("it is the sum: it was not divided by world_size", total)
+                if mean
+                else ("it is the mean: it was divided by world_size", total / count),
+                ("it is this rank's own: it was never synchronised", given[rank]),
+            ]
+        ),
+        [
+            Candidate(
+                f"it was added in {dtype}, which loses what is small beside what is large: add in float32",
+                holds=lambda found: bool(lost.accepts(found, exact).all()),
+            )
+        ],
+    )
 
 
 @dataclass(frozen=True)

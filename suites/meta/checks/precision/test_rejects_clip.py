@@ -191,6 +191,9 @@ def test_check_clip_grad_norm_says_what_to_pass_for_copies_alone(world):
         check_clip_grad_norm(torchs_own, world, gradients=REPLICATED, max_norm=1.0)
     with pytest.raises(AssertionError, match="it must be that of all ranks\n"):
         check_clip_grad_norm(torchs_own, world, gradients=[*REPLICATED, []], max_norm=1.0)
+    both, counted = [[torch.tensor([3.0]), torch.tensor([4.0])]] * 2, [[True, True], [False, True]]
+    with pytest.raises(AssertionError, match=r"it must be that of all ranks; \(2\) norms"):  # it is passed already
+        check_clip_grad_norm(torchs_own, world, gradients=both, max_norm=1.0, counted=counted)
 
 
 def test_check_clip_grad_norm_rejects_squares_that_overflow(world):

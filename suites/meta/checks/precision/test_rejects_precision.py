@@ -370,6 +370,30 @@ def test_check_low_precision_sum_rejects_what_overflows(world):
         check_low_precision_sum(in_its_own_dtype, NEAR_THE_END, world)
 
 
+def never(parameters):
+    pass
+
+
+def in_float32_but_not_before_it_is_divided(parameters):
+    for p in parameters:
+        wide = p.grad.float()
+        dist.all_reduce(wide)
+        p.grad.copy_(wide)
+        p.grad /= dist.get_world_size()
+
+
+def test_check_low_precision_sum_advises_nothing_that_is_done_already(world):
+    with pytest.raises(AssertionError, match="it is the sum: it was not divided by world_size") as raised:
+        check_low_precision_sum(partial(in_float32, divide=False), SMALL_BESIDE_LARGE, world)
+    assert "add in float32" not in str(raised.value)
+    with pytest.raises(AssertionError, match="it is this rank's own: it was never synchronised"):
+        check_low_precision_sum(never, SMALL_BESIDE_LARGE, world)
+    with pytest.raises(AssertionError, match="it is the mean: it was divided by world_size"):
+        check_low_precision_sum(in_float32, SMALL_BESIDE_LARGE, world, mean=False)
+    with pytest.raises(AssertionError, match=r"left the range of \S+: divide before .*, or add and divide in float32"):
+        check_low_precision_sum(in_float32_but_not_before_it_is_divided, NEAR_THE_END, world)
+
+
 def test_check_low_precision_sum_says_where_nothing_can_be_seen(world):
     with pytest.raises(Inconclusive, match=r"the result is beyond torch.float16, whose largest number is 65504"):
         check_low_precision_sum(in_float32, NEAR_THE_END, world, mean=False)
