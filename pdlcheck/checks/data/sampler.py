@@ -19,7 +19,7 @@ from pdlcheck.checks.data.sampler_repeats import Repeats, drawn, require_repeats
 from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES, some
 from pdlcheck.checks.data.shards import check_epochs_differ, check_shards
 from pdlcheck.checks.message import case, failure, name_of, takes_world
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = ["check_sampler", "check_sampler_resumes"]
 
@@ -105,7 +105,7 @@ def check_sampler(
     for epoch in range(epochs if not by_intention else 0):
         try:
             require(epoch=epoch)
-        except AssertionError as error:
+        except CheckFailed as error:
             if told := what_to_pass(make_sampler, world, promise, world_size=world_size):
                 error.add_note(told)
             raise

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pdlcheck.checks import check_all_reduce, check_gradients_equal_single_process
+from pdlcheck.checks import check_all_reduce, check_gradients_equal_single_process, check_sampler, check_sharded_layer
 from pdlcheck.checks.message import Place, failure
 from pdlcheck.errors import CHECK_FIELDS, CheckFailed
 
@@ -103,3 +103,42 @@ def test_a_wrong_gradient_has_its_name_and_the_number_of_the_call(world):
     error = caught.value
     assert (error.rank, error.tensor, error.index, error.step) == (0, "gradient of 'bias'", (0,), 2)
     assert error.found == pytest.approx(1.5 * error.expected)
+
+
+class Asserts(nn.Module):
+    """A model with an assertion on the shape of its input, as models of libraries have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        assert x.dim() == 3, "expected samples, positions, features"
+        return self.layer(x)
+
+
+class AssertsItsLength(torch.utils.data.DistributedSampler):
+    def __iter__(self):
+        assert len(self) == 1000, "expected samples, all 1000 of them"
+        return super().__iter__()
+
+
+def of_a_model(world):
+    shards = [(torch.ones(2, 3), torch.ones(2, 1)), (torch.zeros(2, 3), torch.ones(2, 1))]
+    check_gradients_equal_single_process(Asserts, nn.MSELoss(), shards, lambda model, n: None, world)
+
+
+def of_a_layer(world):
+    check_sharded_layer(lambda whole: whole, Asserts, [torch.ones(2, 3)], world, world_size=2)
+
+
+def of_a_sampler(world):
+    check_sampler(AssertsItsLength, world, num_samples=10, world_size=2)
+
+
+@pytest.mark.parametrize("check", [of_a_model, of_a_layer, of_a_sampler])
+def test_an_assertion_of_the_program_is_no_verdict_of_the_check(world, check):
+    with pytest.raises(AssertionError, match="expected samples, ") as raised:
+        check(world)
+    assert not isinstance(raised.value, CheckFailed)
+    assert raised.value.__context__ is None  # the check did not go on
