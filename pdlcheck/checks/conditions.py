@@ -15,10 +15,12 @@ from torch import Tensor
 
 from pdlcheck.seen_conditions import publish
 
-__all__ = ["CONDITIONS", "meet", "reporting"]
+__all__ = ["BUCKETS", "CONDITIONS", "meet", "reporting"]
 
 Arguments = Mapping[str, Any]  # of the call, defaults included
 Predicate = Callable[[Arguments], bool]
+
+BUCKETS = "three or more collectives in a step"
 
 _THREE = "more than two ranks"
 _UNEVEN = "a number of samples that the ranks cannot divide evenly"
@@ -60,6 +62,11 @@ def _lengths(arguments: Arguments) -> list[tuple[int, int]]:
     first = arguments["samples"][0]
     samples = len(first if isinstance(first, Tensor) else arguments["samples"])
     return [(samples, size) for size in arguments["world_sizes"]]
+
+
+def _inputs_of_batches(arguments: Arguments) -> list[Tensor]:
+    batches = [[batch] if isinstance(batch, Tensor) else batch for batch in arguments["batches"]]
+    return [one for batch in batches for one in batch]
 
 
 def _total_norm(arguments: Arguments) -> float:
@@ -151,7 +158,11 @@ CONDITIONS: Mapping[str, Mapping[str, Predicate]] = {
         _UNEVEN: lambda of: any(of["num_samples"] % size for size in of["world_sizes"]),
     },
     "check_shards": _OF_SAMPLERS,
-    "check_sharded_layer": {_THREE: _more_than_two, "two batches": lambda of: len(of["batches"]) > 1},
+    "check_sharded_layer": {
+        _THREE: _more_than_two,
+        "two batches": lambda of: len(of["batches"]) > 1,
+        "an input that is not contiguous": lambda of: any(not one.is_contiguous() for one in _inputs_of_batches(of)),
+    },
     "check_world_size_does_not_matter": {
         "a number of ranks that is no power of two": lambda of: any(size & (size - 1) for size in of["world_sizes"])
     },

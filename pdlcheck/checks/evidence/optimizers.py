@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from pdlcheck.checks.conditions import BUCKETS
 from pdlcheck.checks.evidence.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.state import plain_name
 
-__all__ = ["GivenToOptimizer", "record_optimizers"]
+__all__ = ["GivenToOptimizer", "conditions_of", "record_optimizers"]
 
 _KINDS = (bool, float, int, tuple)
 _IMPLEMENTATION = frozenset({"capturable", "differentiable", "foreach", "fused"})  # the steps are the same
@@ -53,6 +54,18 @@ class GivenToOptimizer:
     def steps(self) -> int:
         """Return the number of steps."""
         return len(self.settings)
+
+
+def conditions_of(given: Mapping[str, GivenToOptimizer]) -> dict[str, bool]:
+    """Return the conditions that the steps of optimizers can meet, and whether they have met them."""
+    met = {}
+    exchanged = [sum(exchange.calls.values()) for one in given.values() for exchange in one.exchanges]
+    if any(exchanged):
+        met[BUCKETS] = max(exchanged) > 2
+    if any("initial_lr" in settings for one in given.values() for settings in one.settings):  # of a scheduler
+        rates = [{settings.get("lr") for settings in one.settings} for one in given.values()]
+        met["a change of the learning rate"] = any(len(each) > 1 for each in rates)
+    return met
 
 
 @contextmanager

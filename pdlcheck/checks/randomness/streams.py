@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from pdlcheck.checks.conditions import meet
 from pdlcheck.checks.diagnosis import Candidate, explain
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.checks.randomness.draws import GLOBAL, OF_TORCH, Draw, Notes, Recorder, code_of, inside, others_noted
-from pdlcheck.checks.randomness.workers import IN_WORKER, workers_noted
+from pdlcheck.checks.randomness.workers import IN_WORKER, loaders_of, workers_noted
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_random_streams"]
@@ -120,6 +121,8 @@ def check_random_streams(
                 else "each step begins with one seed: add the step to it, or seed once, before the first",
                 case=facts,
             )
+    workers = [one for drawn in ranks for one in drawn.workers]
+    meet({"workers of a DataLoader": any(workers)} if workers else {})
 
 
 class _Plan(NamedTuple):
@@ -147,6 +150,7 @@ class _Drawn:
         decides: whether one of these generators has drawn.
         decisions: the state of torch's generator before each draw in a function in which ranks decide, and the place.
         seed: of torch, before the first step.
+        workers: for each loader that the step reaches, whether it has workers.
     """
 
     draws: dict[str, Draw]
@@ -156,6 +160,7 @@ class _Drawn:
     decides: bool
     decisions: list[tuple[str, str]]
     seed: int
+    workers: list[bool]
 
 
 def _require_agreement(who: str, rank: int, ranks: Sequence[_Drawn], facts: str) -> None:
@@ -238,4 +243,5 @@ def _record(make: Callable[[], Any], step: Callable[[Any], object], plan: _Plan)
                 Recorder(notes, torchs),
             ):
                 step(made)
-    return _Drawn(notes.draws, notes.divided, notes.again, together, notes.decides, notes.decisions, seed)
+    workers = [bool(loader.num_workers) for loader in loaders_of((partial(step, made),))]
+    return _Drawn(notes.draws, notes.divided, notes.again, together, notes.decides, notes.decisions, seed, workers)

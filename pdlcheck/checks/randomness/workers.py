@@ -20,11 +20,16 @@ from torch.utils.data import DataLoader, get_worker_info
 from pdlcheck.checks.checkpoint.object_graph import reached
 from pdlcheck.checks.randomness.draws import GLOBAL, Notes
 
-__all__ = ["IN_WORKER", "workers_noted"]
+__all__ = ["IN_WORKER", "loaders_of", "workers_noted"]
 
 IN_WORKER = " in worker "  # stands in the place of each draw of a worker
 
 _began: dict[str, str] = {}  # in a worker: the states of its generators when it began
+
+
+def loaders_of(functions: tuple[Callable[..., object], ...]) -> list[Any]:
+    """Return the loaders that functions reach."""
+    return list({id(one.held): one.held for one in reached(functions) if isinstance(one.held, DataLoader)}.values())
 
 
 @contextmanager
@@ -39,8 +44,7 @@ def workers_noted(notes: Notes, functions: tuple[Callable[..., object], ...], ag
         functions: functions that reach the loaders.
         agreed: generators with which ranks agree; their draws do not count.
     """
-    held = {id(one.held): one.held for one in reached(functions) if isinstance(one.held, DataLoader)}
-    loaders = [loader for loader in held.values() if loader.num_workers]
+    loaders = [loader for loader in loaders_of(functions) if loader.num_workers]
     if not loaders:
         yield
         return

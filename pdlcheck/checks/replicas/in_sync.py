@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pdlcheck.checks.conditions import BUCKETS, meet
 from pdlcheck.checks.evidence.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.replicas.causes import Differing, diagnose
@@ -91,6 +92,7 @@ def require_in_sync(who: str, start: Start, world: Any, look: Look, *, world_siz
     if first.where is None:
         if look.steps and not first.moved:
             raise Inconclusive(f"{who}: no parameter changed in {look.steps} steps, the check saw nothing")
+        meet(_conditions(first.calls))
         return
     when = "before the first step" if first.where == 0 else f"after step {first.where * look.sync_every}"
     values, exchanges = [trace.value for trace in traces], [trace.exchanges for trace in traces]
@@ -138,15 +140,16 @@ class Trace:
     """The first recorded state in which ranks differ, or None for ``where`` if none does.
 
     ``names`` are the tensors that differ. ``value`` holds this rank's values of them, and of the gradients that do not
-    differ. ``moved`` is True if a parameter changed. ``exchanges`` are what the rank exchanged before this state and
-    before the one recorded earlier, empty if unknown. ``lacking`` are the parameters without a gradient that had one
-    then, with their numbers of elements.
+    differ. ``moved`` is True if a parameter changed. ``calls`` are the numbers of collectives before each recorded
+    state. ``exchanges`` are what the rank exchanged before this state and before the one recorded earlier, empty if
+    unknown. ``lacking`` are the parameters without a gradient that had one then, with their numbers of elements.
     """
 
     where: int | None
     names: list[str]
     value: State
     moved: bool
+    calls: Sequence[int] = ()
     exchanges: Sequence[Exchange] = ()
     lacking: Mapping[str, int] = field(default_factory=dict)
 
@@ -175,7 +178,17 @@ def _trace(start: Start, look: Look, seed: int) -> Trace:
             return Trace(where, names, value, moved=True, exchanges=exchanges, lacking=_lacking(seen[: where + 1]))
     first, last = digest(seen[0]), digest(seen[-1])
     moved = any(first[name] != last.get(name) for name in first if name.startswith("parameter"))
-    return Trace(None, [], {}, moved)
+    calls = [sum(exchange_of(posted[start:end]).calls.values()) for start, end in pairwise(starts)] if posted else []
+    return Trace(None, [], {}, moved, calls)
+
+
+def _conditions(calls: Sequence[int]) -> dict[str, bool]:
+    """Return the conditions that replicas can meet, and whether they have met them."""
+    rounds = [count for count in calls if count]
+    met = {BUCKETS: max(rounds) > 2} if rounds else {}
+    if 0 < len(rounds) < len(calls):
+        met["two rounds of synchronisation"] = len(rounds) > 1
+    return met
 
 
 def _lacking(seen: Sequence[State]) -> dict[str, int]:

@@ -15,19 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdlcheck.checks.evidence.dropout import DROPOUTS
 from pdlcheck.checks.state import made_by
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["Parts", "own_share", "size_of"]
-
-_DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 
 
 @dataclass(frozen=True)
@@ -180,7 +172,7 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
         (layer, name, getattr(layer, name))
         for layer in model.modules()
         for name in ("p", "dropout")
-        if isinstance(getattr(layer, name, None), float) and (name == "dropout" or isinstance(layer, _DROPOUTS))
+        if isinstance(getattr(layer, name, None), float) and (name == "dropout" or isinstance(layer, DROPOUTS))
     ]
     for layer, name, _ in layers:
         setattr(layer, name, 0.0)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.diagnosis import Diagnosis
-from pdlcheck.checks.evidence.optimizers import GivenToOptimizer, record_optimizers
+from pdlcheck.checks.evidence.dropout import record_dropout
+from pdlcheck.checks.evidence.optimizers import GivenToOptimizer, conditions_of, record_optimizers
 from pdlcheck.checks.evidence.recomputations import record_redrawn
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
 from pdlcheck.checks.state import State, plain_name, state_of, tied_names, wants_another_dtype
@@ -45,12 +46,14 @@ class End(NamedTuple):
         state: parameters and buffers.
         given: what optimizers were given, by parameter.
         tied: groups of names that share one tensor.
+        met: the conditions that the training can meet, and whether it has met them.
         redrawn: the layers that a backward pass ran again with other random numbers, if that was asked for.
     """
 
     state: State
     given: Mapping[str, GivenToOptimizer]
     tied: Sequence[Sequence[str]] = ()
+    met: Mapping[str, bool] | None = None
     redrawn: Sequence[str] = ()
 
 
@@ -252,6 +255,7 @@ def _train(train: Train, model: nn.Module, steps: int, passes: bool) -> End:
         with (
             record_redrawn(model) if passes else nullcontext(()) as redrawn,
             record_optimizers(model, passes=passes) as given,
+            record_dropout(model) as dropped,
         ):
             train(model, steps)
     except RuntimeError as error:
@@ -262,7 +266,8 @@ def _train(train: Train, model: nn.Module, steps: int, passes: bool) -> End:
             )
         raise
     tied = [[*map(plain_name, names)] for names in tied_names(model)]
-    return End(state_of(model), given, tied, sorted(redrawn))
+    met = conditions_of(given) | ({"dropout that draws": any(dropped.values())} if dropped else {})
+    return End(state_of(model), given, tied, met, sorted(redrawn))
 
 
 def _begin(start: nn.Module, ended: State, at_rest: Callable[[], State], name: str) -> State:

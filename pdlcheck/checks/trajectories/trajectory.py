@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pdlcheck.checks.conditions import meet
 from pdlcheck.checks.message import Place, case, failure, name_of, takes_world
 from pdlcheck.checks.state import State, require_bits
 from pdlcheck.checks.trajectories.causes import how_ranks_differ
@@ -103,6 +104,8 @@ def check_same_trajectory(
             raise failure(f"{who} ranks hold other weights, {same}", ranks=apart, likely_cause=apart.cause, case=facts)
         if moved:  # a learning rate of 0 hides gradients, too, and only for a while
             require_gradients(who, found, goal, case=facts)
+        for end in found:
+            meet(end.met or {})
     if not moved:
         what = f"{name_of(reference)} holds the weights that it started with after {steps} step(s)"
         raise Inconclusive(f"{name_of(train)}: {what}, there is nothing to compare")

@@ -9,10 +9,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from pdlcheck import checks
-from pdlcheck.checks import check_all_reduce, check_gradients_equal_single_process, check_metric, check_resume
+from pdlcheck.checks import (
+    check_all_reduce,
+    check_gradients_equal_single_process,
+    check_metric,
+    check_random_streams,
+    check_replicas_in_sync,
+    check_resume,
+    check_same_trajectory,
+    check_sharded_layer,
+)
 from pdlcheck.checks.conditions import CONDITIONS
 from pdlcheck.primitives import ring_all_reduce, sync_gradients
 from pdlcheck.seen_conditions import listening
@@ -36,6 +46,7 @@ WITHOUT = {
     "check_same_gradients",
     "check_same_start",
     "check_torn_files",
+    "check_training",  # the checks that it calls report them
 }
 
 
@@ -91,7 +102,10 @@ ARGUMENTS = {
         {"num_samples": 7, "world_sizes": (2, 3), "epoch": 1},
     ],
     "check_shards": SAMPLER,
-    "check_sharded_layer": [{"world_size": 2, "batches": [1]}, {"world_size": 3, "batches": [1, 2]}],
+    "check_sharded_layer": [
+        {"world_size": 2, "batches": [torch.ones(2, 2)]},
+        {"world_size": 3, "batches": [torch.ones(2, 2).T.contiguous(), (torch.ones(2, 3).T, torch.ones(1))]},
+    ],
     "check_world_size_does_not_matter": [{"world_sizes": (1, 2, 4)}, {"world_sizes": (1, 3)}],
 }
 ELSEWHERE = {("check_clip_grad_norm", "a norm below max_norm"): {"max_norm": 9.0}}  # one call cannot meet both
@@ -226,6 +240,145 @@ def test_check_resume_reports_whether_an_epoch_has_ended(world, batches, before,
 def test_check_resume_reports_whether_the_learning_rate_has_changed(world, saved_after, before, after):
     found = reported(lambda: check_resume(training(9, schedules=True), world, saved_after=saved_after))["check_resume"]
     assert (found[RATE.format("before")], found[RATE.format("after")]) == (before, after)
+
+
+def ddp_training(layers, *, schedules=False, dropout=0.0):
+    """Return a training of a model with so many linear layers, each in a bucket of its own."""
+
+    def train(model, steps):
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-6) if dist.get_world_size() > 1 else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3) if schedules else None
+        for step in range(steps):
+            optimizer.zero_grad()
+            wrapped(torch.full((2, 2), step + 1.0, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+
+    def make():
+        return nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(layers)), nn.Dropout(dropout))
+
+    return train, make
+
+
+BUCKETS = "three or more collectives in a step"
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_trajectory_reports_whether_there_were_three_buckets(world, layers):
+    train, make = ddp_training(layers)
+    found = reported(lambda: check_same_trajectory(train, train, make, world))["check_same_trajectory"]
+    assert found[BUCKETS] == (layers == 3)
+    assert "a change of the learning rate" not in found
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_trajectory_reports_whether_the_learning_rate_has_changed(world, steps):
+    train, make = ddp_training(1, schedules=True)
+    found = reported(lambda: check_same_trajectory(train, train, make, world, steps=steps))["check_same_trajectory"]
+    assert found["a change of the learning rate"] == (steps == 4)
+
+
+def drawing(steps, p):
+    """Train as alike on every rank, with a dropout of probability ``p``."""
+
+    def train(model, count):
+        torch.manual_seed(0)
+        model[-1].p = p
+        ddp_training(1)[0](model, count)
+
+    return train
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_trajectory_reports_whether_dropout_drew(world, p):
+    train, make = drawing(2, p), ddp_training(1)[1]
+    found = reported(lambda: check_same_trajectory(train, train, make, world, steps=2))["check_same_trajectory"]
+    assert found["dropout that draws"] == (p > 0)
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_replicas_report_whether_there_were_two_rounds(world, steps):
+    def start():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1, bias=False)
+
+        def step(i):
+            with torch.no_grad():
+                model.weight += dist.get_rank()
+            if i % 2 == 1:
+                dist.all_reduce(model.weight.data)
+
+        return model, step
+
+    def check():
+        check_replicas_in_sync(start, world, steps=steps, sync_every=2)
+
+    found = reported(check)["check_replicas_in_sync"]
+    assert found[BUCKETS] is False
+    assert "two rounds of synchronisation" not in found  # each look sees one round
+
+    def every_second():
+        model, step = start()
+
+        def take(i):
+            if i % 2 == 1:
+                step(i)
+
+        return model, take
+
+    found = reported(lambda: check_replicas_in_sync(every_second, world, steps=steps))["check_replicas_in_sync"]
+    assert found["two rounds of synchronisation"] == (steps == 4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_random_streams_report_whether_a_loader_had_workers(world, num_workers):
+    def make():
+        torch.manual_seed(dist.get_rank())
+        return DataLoader(torch.arange(2.0), num_workers=num_workers)
+
+    def step(loader):
+        torch.rand(1)
+        return list(loader)
+
+    found = reported(lambda: check_random_streams(make, step, world, steps=1))["check_random_streams"]
+    assert found == {"workers of a DataLoader": num_workers == 1}
+
+
+@pytest.mark.parametrize("features", [4, 3])
+def test_a_sharded_layer_reports_whether_a_parameter_is_uneven(world, features):
+    class Columns(nn.Module):
+        def __init__(self, whole):
+            super().__init__()
+            part = whole.weight.tensor_split(dist.get_world_size())[dist.get_rank()]
+            self.weight = nn.Parameter(part.detach().clone())
+
+        def forward(self, inputs):
+            return inputs @ self.weight.T
+
+    def part(tensor):
+        return tensor.tensor_split(dist.get_world_size(), -1)[dist.get_rank()]
+
+    class First(nn.Module):
+        """A layer whose input has no gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(features, 2))
+
+        def forward(self, inputs):
+            return inputs.detach() @ self.weight.T
+
+    class OwnColumns(Columns):
+        def forward(self, inputs):
+            return super().forward(inputs.detach())
+
+    def check():
+        check_sharded_layer(OwnColumns, First, [torch.randn(2, 2)], world, world_size=2, output_of=part)
+
+    found = reported(check)["check_sharded_layer"]
+    assert found["a parameter that the ranks cannot divide evenly"] == (features == 3)
 
 
 def test_a_loader_keeps_its_class_after_the_check(world):
