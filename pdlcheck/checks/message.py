@@ -28,6 +28,7 @@ __all__ = [
     "require_list",
     "show",
     "takes_world",
+    "validates_world",
     "wrong_on_ranks",
 ]
 
@@ -109,6 +110,25 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
     :func:`pdlcheck.checks.state.made_by` validates it.
     """
     signature = inspect.signature(check)
+
+    @validates_world
+    @functools.wraps(check)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # wrong arguments: the call raises Python's own error
+            return check(*args, **kwargs)
+        bound.apply_defaults()
+        with reporting(name_of(check), bound.arguments):
+            return check(*args, **kwargs)
+
+    return checked
+
+
+def validates_world(check: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a check that calls others so that it validates its arguments; the others report their conditions."""
+    signature = inspect.signature(check)
     first = next(iter(signature.parameters))
 
     @functools.wraps(check)
@@ -116,7 +136,7 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
         __tracebackhide__ = True
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # wrong arguments: the call below raises Python's own error
+        except TypeError:  # as above
             given = {}
         subject = given.get(first, checked)
         if first != "make" and (not callable(subject) or isinstance(subject, nn.Module)):
@@ -129,13 +149,7 @@ def takes_world(check: Callable[P, T]) -> Callable[P, T]:
                 f"{name_of(check)} takes as world the fixture of that name, or what get_world('sim') returns, "
                 f"got {world!r}"
             )
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:  # as above
-            return check(*args, **kwargs)
-        bound.apply_defaults()
-        with reporting(name_of(check), bound.arguments):
-            return check(*args, **kwargs)
+        return check(*args, **kwargs)
 
     return checked
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdlcheck.checks.message import validates_world
 from pdlcheck.checks.training.parts import Parts, own_share
 from pdlcheck.checks.training.properties import Property, properties_of
 from pdlcheck.checks.training.report import Row, TrainingReport
@@ -23,6 +24,7 @@ __all__ = ["check_training"]
 _SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
+@validates_world
 def check_training(
     make: Callable[[], nn.Module],
     world: Any,
@@ -102,10 +104,6 @@ def check_training(
     __tracebackhide__ = True
     if not callable(make) or isinstance(make, nn.Module):
         raise TypeError(f"check_training takes as make a function that returns the model, got a {type(make).__name__}")
-    if not callable(getattr(world, "run", None)):
-        raise TypeError(
-            f"check_training takes as world the fixture of that name, or what get_world('sim') returns, got {world!r}"
-        )
     if (save is None) != (load is None):
         raise ValueError(f"check_training needs both save= and load=, got {'save' if load is None else 'load'} alone")
     if (evaluate is None) != (samples is None):

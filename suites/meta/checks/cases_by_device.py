@@ -414,7 +414,7 @@ CASES = {
     "local SGD": Case(local_sgd, "models are averaged after every 3 steps, not 2"),
     "all_reduce": Case(all_reduce, "rank 0 holds 2 at (0,), the sum over ranks is 3"),
     "all_gather": Case(all_gather, "the rows are shifted by 1"),
-    "broadcast": Case(broadcast, "nothing arrived"),
+    "broadcast": Case(broadcast, "the wrong rank sent"),
     "average_parameters": Case(average_parameters, "it was not averaged"),
     "broadcast_parameters": Case(broadcast_parameters, "it was left out of the broadcast"),
     "low precision": Case(low_precision_sum, "left the range of torch.float16"),
