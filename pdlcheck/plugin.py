@@ -90,6 +90,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         records = JsonRecords(config.option.pdl_json, is_worker=hasattr(config, "workerinput"))
         config.pluginmanager.register(records, "pdlcheck.harness.reporting.json_records")
+    if config.option.pdl_github and not hasattr(config, "workerinput") and not cases.runs_in_a_rank(config):
+        from pdlcheck.harness.reporting.github_annotations import GithubAnnotations
+
+        config.pluginmanager.register(GithubAnnotations(config), "pdlcheck.harness.reporting.github_annotations")
     if config.getoption("--pdl-rank-pdb") is not None and not cases.runs_in_a_rank(config):
         from pdlcheck.item_runners.simulated.debugging import debug_simulated
 

@@ -79,6 +79,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "write one line of JSON for each result: the test, its world and outcome, and the fields of a failed "
         "check, such as rank, tensor, index, found, expected and cause",
     },
+    "github": {
+        "action": "store_true",
+        "help": "print a workflow command of GitHub Actions for each failed test, so that GitHub shows its message at "
+        "its line of the change",
+    },
     "subject": {
         "action": "append",
         "metavar": "NAME=MODULE:FUNCTION",
