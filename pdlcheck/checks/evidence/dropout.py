@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["DROPOUTS", "record_dropout"]
+__all__ = ["DRAWS", "DROPOUTS", "record_dropout"]
 
+DRAWS = "dropout that draws"  # a condition
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.diagnosis import Diagnosis
-from pdlcheck.checks.evidence.dropout import record_dropout
+from pdlcheck.checks.evidence.dropout import DRAWS, record_dropout
 from pdlcheck.checks.evidence.optimizers import GivenToOptimizer, conditions_of, record_optimizers
 from pdlcheck.checks.evidence.recomputations import record_redrawn
 from pdlcheck.checks.message import Place, failure, first_index, name_of, show
@@ -266,7 +266,7 @@ def _train(train: Train, model: nn.Module, steps: int, passes: bool) -> End:
             )
         raise
     tied = [[*map(plain_name, names)] for names in tied_names(model)]
-    met = conditions_of(given) | ({"dropout that draws": any(dropped.values())} if dropped else {})
+    met = conditions_of(given) | ({DRAWS: any(dropped.values())} if dropped else {})
     return End(state_of(model), given, tied, met, sorted(redrawn))
 
 

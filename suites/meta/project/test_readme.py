@@ -12,12 +12,14 @@ from ..clone import ROOT
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if page.exists()]
 BLOCKS = re.compile(r"```python\n# (test_\w+\.py)\n(.*?)```\n+```text\n\$ pytest (.*?)\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d{4,}")
+DURATION = re.compile(r" +\d+\.\d$")  # the last column of a table
 FOUND = [example for page in PAGES for example in BLOCKS.findall(page.read_text())]  # empty in a wheel
 EXAMPLES = list({example[0]: example for example in FOUND}.values())
 
 
 def _words(line):
     """Split a line into its text without long numbers, and the numbers, whose last digits depend on the machine."""
+    line = DURATION.sub(" #", line)
     return NUMBER.sub("#", line.rstrip()), [float(number) for number in NUMBER.findall(line)]
 
 
