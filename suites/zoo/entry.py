@@ -31,6 +31,7 @@ class Entry:
         judged: whether that cause is the bug. ``partial``: true, but it does not lead to the line. ``none``: no cause
             is named. ``wrong``: it accuses something else. ``missed``: the check passes at its defaults.
         why: the reason for any judgement other than ``right``.
+        also: the same bug under another check or argument, which finds what ``check`` misses at its defaults.
     """
 
     program: Program
@@ -40,6 +41,7 @@ class Entry:
     cause: str = ""
     judged: Judgement = "right"
     why: str = ""
+    also: Program | None = None
 
     @property
     def what(self) -> str:
@@ -91,15 +93,30 @@ def judge(one: Entry, world: Any, *, broken: bool) -> Verdict:
     Raises:
         Exception: an error that is no verdict, such as a mistake in the program.
     """
+    return verdict_on(lambda: one.program(broken, world))
+
+
+def verdict_on(run: Callable[[], object]) -> Verdict:
+    """Call ``run``, and return the verdict.
+
+    Raises:
+        Exception: an error that is no verdict.
+    """
     start = time.perf_counter()
     error: BaseException | None = None
     try:
-        one.program(broken, world)
+        run()
     except Inconclusive:
         raise
     except (CheckFailed, PdlcheckError) as found:
         error = found
     return Verdict(error, time.perf_counter() - start)
+
+
+def judge_also(one: Entry, world: Any, *, broken: bool) -> Verdict:
+    """Run ``also`` of a program, broken or right, and return the verdict; it passes if the entry has none."""
+    also = one.also
+    return verdict_on(lambda: also and also(broken, world))
 
 
 def explains(one: Entry, verdict: Verdict) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from pdlcheck.worlds import get_world
 
 from . import ENTRIES, judge
-from .entry import explains
+from .entry import explains, judge_also
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -24,6 +24,13 @@ def test_the_bug_gets_its_verdict(one):
 def test_the_twin_passes(one):
     verdict = judge(one, get_world("sim"), broken=False)
     assert verdict.error is None, verdict.error
+
+
+@pytest.mark.parametrize("one", [one for one in ENTRIES if one.also], ids=lambda one: one.bug)
+def test_what_is_missed_is_found_by_another_check(one):
+    assert one.judged == "missed"
+    assert judge_also(one, get_world("sim"), broken=True).error is not None
+    assert judge_also(one, get_world("sim"), broken=False).error is None
 
 
 @every_entry
