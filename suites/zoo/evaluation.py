@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 
 from pdlcheck.checks import check_metric, check_same_trajectory
 
@@ -85,9 +85,9 @@ class AcceleratedScheduler:
     def __init__(self, scheduler, steps_per_call):
         self.scheduler, self.steps_per_call = scheduler, steps_per_call
 
-    def step(self):
+    def step(self, *metric):
         for _ in range(self.steps_per_call):
-            self.scheduler.step()
+            self.scheduler.step(*metric)
 
 
 @entry(
@@ -121,3 +121,50 @@ def steps_the_scheduler_for_every_process(broken, world):
         fit(model, optimizer, decay, steps, lambda batch: batch)
 
     check_same_trajectory(inner_training_loop, plain, lambda: nn.Linear(3, 1), world)
+
+
+def run_plateau(broken, world, **how):
+    """Check epochs of training, each followed by a validation whose loss goes to ReduceLROnPlateau."""
+    train_rows, valid_rows = ROWS[:16], ROWS[16:24]
+
+    def fit(model, scheduler_of, epochs, shard, mean):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        scheduler = scheduler_of(ReduceLROnPlateau(optimizer, factor=0.5, patience=2))
+        for _ in range(epochs):
+            for batch in train_rows.split(8):
+                optimizer.zero_grad()
+                inputs = shard(batch)
+                validation_step(model, inputs[:, :3], inputs[:, 3:]).backward()
+                optimizer.step()
+            inputs = shard(valid_rows)
+            with torch.no_grad():
+                scheduler.step(mean(validation_step(model, inputs[:, :3], inputs[:, 3:])))
+
+    def mean_over_ranks(loss):
+        dist.all_reduce(loss)
+        return loss.item() / dist.get_world_size()
+
+    def accelerated(model, epochs):
+        def prepare(scheduler):
+            return AcceleratedScheduler(scheduler, dist.get_world_size() if broken else 1)
+
+        own = lambda rows: rows[dist.get_rank() :: dist.get_world_size()]  # noqa: E731
+        fit(DistributedDataParallel(model), prepare, epochs, own, mean_over_ranks)
+
+    def plain(model, epochs):
+        fit(model, lambda scheduler: scheduler, epochs, lambda rows: rows, float)
+
+    check_same_trajectory(accelerated, plain, lambda: nn.Linear(3, 1), world, **how)
+
+
+@entry(
+    "plateau-times-w",
+    "accelerate #3797",
+    check="check_same_trajectory",
+    judged="missed",
+    why="bad epochs count double, but 3 steps have too few of them to exceed the patience; steps=12 shows the bug",
+    also=lambda broken, world: run_plateau(broken, world, steps=12),
+)
+def steps_the_plateau_scheduler_for_every_process(broken, world):
+    """Step a ReduceLROnPlateau once for each process at every validation, as its wrapper does."""
+    run_plateau(broken, world)

@@ -154,3 +154,68 @@ def scales_the_gradient_before_the_wait(broken, world):
         return average_tensor(model.weight.grad.flatten()).tolist()
 
     world.run(main, world_size=2)
+
+
+def exchange(*ops):
+    for work in dist.batch_isend_irecv(list(ops)):
+        work.wait()
+
+
+@entry(
+    "p2p-batched-on-one-side",
+    "NCCL #2130",
+    check="check_pipeline",
+    judged="missed",
+    why="a simulated rank matches messages by sender, receiver and order, however they are batched",
+)
+def posts_a_batch_and_its_two_operations_one_by_one(broken, world):
+    """One stage posts its send and its receive as a batch, and the other its receive, and then its send (1F1B)."""
+    n_microbatches, width, loss = 4, 6, nn.functional.mse_loss
+
+    def send(tensor):
+        return dist.P2POp(dist.isend, tensor.detach(), 1 - dist.get_rank())
+
+    def recv(tensor):
+        return dist.P2POp(dist.irecv, tensor, 1 - dist.get_rank())
+
+    def first_stage(stage, inputs):
+        waiting = None
+        for micro in [*inputs.chunk(n_microbatches), None]:
+            output = None if micro is None else stage(micro)
+            grad = None if waiting is None else torch.empty_like(waiting)
+            exchange(*(() if output is None else (send(output),)), *(() if grad is None else (recv(grad),)))
+            if grad is not None:
+                waiting.backward(grad)
+            waiting = output
+
+    def last_stage(stage, targets):
+        hidden, outputs, losses = None, [], []
+        for target in [*targets.chunk(n_microbatches), None]:
+            ops = [] if target is None else [recv(torch.empty(len(target), width, dtype=target.dtype))]
+            arriving = ops[0].tensor if ops else None
+            if hidden is not None:
+                ops.append(send(hidden.grad))
+            for batch in [[op] for op in ops] if broken else [ops]:
+                exchange(*batch)
+            if target is not None:
+                hidden = arriving.requires_grad_()
+                outputs.append(stage(hidden))
+                losses.append(loss(outputs[-1], target) / n_microbatches)
+                losses[-1].backward()
+        return sum(losses).detach(), torch.cat(outputs).detach()
+
+    def start(model):
+        rank = dist.get_rank()
+        stage = model[rank]
+
+        def step(inputs, targets):
+            return last_stage(stage, targets) if rank else first_stage(stage, inputs)
+
+        return nn.ModuleDict({str(rank): stage}), step
+
+    def make():
+        return nn.Sequential(nn.Sequential(nn.Linear(4, width), nn.Tanh()), nn.Linear(width, 2))
+
+    generator = torch.Generator().manual_seed(0)
+    batches = [[torch.randn(size, width, generator=generator) for width in (4, 2)] for size in (8, 12, 8)]
+    check_pipeline(start, make, loss, batches, world, world_size=2, n_microbatches=n_microbatches)

@@ -180,3 +180,66 @@ def averages_a_count_of_integers(broken, world):
         return {"loss_per_token": float(loss / tokens)}
 
     check_metric(validate, [losses, lengths], world)
+
+
+@entry(
+    "localsgd-counter-per-parameter",
+    "pytorch PostLocalSGDOptimizer",
+    check="check_local_sgd",
+    judged="none",
+    why="no candidate is about a counter of steps that advances once for each parameter",
+)
+def counts_a_step_for_every_parameter(broken, world):
+    """Call the averager once for each parameter, which counts calls as steps."""
+
+    class PeriodicAverager:
+        def __init__(self, period):
+            self.period, self.calls = period, 0
+
+        def average(self, parameters):
+            if self.calls % self.period == 0:
+                for parameter in parameters:
+                    average_over_ranks(parameter.detach())
+            self.calls += 1
+
+    class AveragedOptimizer:
+        def __init__(self, optimizer, model, period=4):
+            self.optimizer, self.averager = optimizer, PeriodicAverager(period)
+            self.parameters = list(model.parameters())
+
+        def step(self):
+            self.optimizer.step()
+            for parameters in [[one] for one in self.parameters] if broken else [self.parameters]:
+                self.averager.average(parameters)
+
+    check_local_sgd(AveragedOptimizer, world, sync_every=4, first_round=1, buffers="keep")
+
+
+@entry(
+    "fedavg-buffers-of-one-client",
+    "PFLlib",
+    check="check_local_sgd",
+    cause="every rank takes the buffers of rank 0",
+)
+def averages_the_parameters_of_clients_alone(broken, world):
+    """Copy the model of one client on the server, and replace its parameters by their mean, not its buffers."""
+
+    def aggregate(models):
+        server = copy.deepcopy(models[0])
+        for name, mean in server.named_parameters():
+            mean.data = sum(model.get_parameter(name).data for model in models) / len(models)
+        for name, buffer in server.named_buffers():
+            if not broken and buffer.is_floating_point():
+                buffer.copy_(sum(model.get_buffer(name) for model in models) / len(models))
+        return server
+
+    class Client(PostLocalSGDOptimizer):
+        def step(self):
+            self.optimizer.step()
+            self.steps += 1
+            if self.steps % self.period == 0:
+                models = [None] * dist.get_world_size()
+                dist.all_gather_object(models, self.model)
+                self.model.load_state_dict(aggregate(models).state_dict())
+
+    check_local_sgd(partial(Client, period=2), world, sync_every=2, buffers="average")

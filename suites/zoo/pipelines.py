@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain, cycle
 
 import torch
 import torch.distributed as dist
@@ -204,3 +205,37 @@ def recomputes_with_newer_weights(broken, world):
         n_microbatches=count,
         optimizer=partial(torch.optim.SGD, lr=0.1),
     )
+
+
+@entry(
+    "pp-shape-probe-takes-a-batch",
+    "DeepSpeed #5729",
+    check="check_pipeline",
+    judged="none",
+    why="no candidate pairs the outputs of a micro-batch with those of another batch",
+)
+def takes_a_batch_to_learn_the_shape(broken, world):
+    """Take a micro-batch from the iterator of the first stage to learn the shape of activations, and lose it."""
+    batches = sequences(6, 6, 6)
+
+    def micro_batches():
+        """Return the micro-batches, without an end, as the repeating loader of each stage."""
+        parts = [[part.double().tensor_split(N_MICROBATCHES) for part in batch] for batch in batches]
+        return cycle([pair for inputs, targets in parts for pair in zip(inputs, targets, strict=True)])
+
+    def start(model):
+        stage, batches_here = stage_of(model), micro_batches()
+        if dist.get_rank() == 0:
+            probe = next(batches_here)
+            assert stage(probe[0]).shape[1] == HIDDEN
+            if not broken:
+                batches_here = chain([probe], batches_here)
+
+        def train_batch(*_):
+            inputs, targets = zip(*(next(batches_here) for _ in range(N_MICROBATCHES)), strict=True)
+            result = gpipe(stage, inputs, targets)
+            return None if result is None else (result[0], torch.cat(result[1]))
+
+        return stage, train_batch
+
+    check_pipeline(start, make, nn.MSELoss(), batches, world, world_size=2, n_microbatches=N_MICROBATCHES)

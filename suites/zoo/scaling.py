@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.amp import GradScaler
 
 from pdlcheck.checks import check_grad_scaler, check_low_precision_sum
@@ -76,6 +77,36 @@ def scales_sharded_gradients_with_a_plain_scaler(broken, world):
         return (GradScaler if broken else ShardedGradScaler)("cpu", init_scale=2.0**8, growth_interval=2)
 
     check_grad_scaler(make_scaler, world, overflows=OVERFLOWS)
+
+
+@entry(
+    "clip-before-unscale",
+    "class of minGPT-ddp trainers",
+    check="check_grad_scaler",
+    cause=r"ranks \[0, 1\] clipped before they unscaled: by a norm that is the scale = 256 times too large",
+)
+def clips_scaled_gradients(broken, world):
+    """Gradients are clipped by their norm while they are still multiplied by the loss scale."""
+    grad_norm_clip = 4.0
+
+    def average_gradients(model):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    def run_batch(scaler, optimizer, model):
+        if not broken:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), grad_norm_clip)
+        scaler.step(optimizer)
+        scaler.update()
+
+    def make_scaler():
+        return GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+
+    check_grad_scaler(
+        make_scaler, world, overflows=OVERFLOWS, sync=average_gradients, step=run_batch, max_norm=grad_norm_clip
+    )
 
 
 @entry(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -38,10 +40,10 @@ def token_loss(logits, targets):
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def plain_steps(model, steps):
+def plain_steps(model, steps, size=4):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
-        tokens, targets = texts(step)
+        tokens, targets = texts(step, size)
         optimizer.zero_grad()
         token_loss(model(tokens), targets).backward()
         optimizer.step()
@@ -204,3 +206,63 @@ def materialises_each_module_alone(broken, world):
             optimizer.step()
 
     check_same_trajectory(train, plain_steps, LanguageModel, world)
+
+
+class Unshard(torch.autograd.Function):
+    """The whole weight in the forward pass, and the mean of its gradient on this rank's rows in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, shard, padded):
+        ctx.rows, ctx.padded_rows = len(shard), len(padded)
+        return gather_rows(padded)[:VOCABULARY]
+
+    @staticmethod
+    def backward(ctx, grad):
+        ranks = dist.get_world_size()
+        own = grad.new_empty(ctx.padded_rows, WIDTH)
+        padding = ctx.padded_rows * ranks - VOCABULARY
+        dist.reduce_scatter_tensor(own, functional.pad(grad, (0, 0, 0, padding)) / ranks)
+        return own[: ctx.rows], None
+
+
+def gather_rows(padded):
+    whole = padded.new_empty(len(padded) * dist.get_world_size(), WIDTH)
+    dist.all_gather_into_tensor(whole, padded)
+    return whole
+
+
+@entry(
+    "tied-shard-padded-twice",
+    "pytorch fully_shard",
+    check="check_same_trajectory",
+    cause="x",
+)
+def gathers_an_old_copy_of_the_padded_shard(broken, world):
+    """Each of two tied modules pads the short shard into a buffer of its own, and only the last one is trained."""
+    world_size = 3
+
+    def padded_buffer(shard, rows):
+        padded = None if broken else getattr(shard, "padded", None)
+        if padded is None and len(shard) < rows:
+            padded = shard.new_zeros(rows, WIDTH)
+            padded[: len(shard)] = shard.data
+            shard.data, shard.padded = padded[: len(shard)], padded
+        return shard.data if padded is None else padded
+
+    def train(model, steps):
+        chunks = model.embed.weight.detach().chunk(world_size)
+        shard = nn.Parameter(chunks[dist.get_rank()].clone())
+        embed_rows, head_rows = (padded_buffer(shard, len(chunks[0])) for _ in range(2))
+        optimizer = torch.optim.SGD([shard, *model.block.parameters()], lr=0.1, momentum=0.9)
+        for step in range(steps):
+            tokens, targets = (part.chunk(world_size)[dist.get_rank()] for part in texts(step, 6))
+            optimizer.zero_grad()
+            hidden = model.block(functional.embedding(tokens, Unshard.apply(shard, embed_rows))).tanh()
+            token_loss(hidden @ Unshard.apply(shard, head_rows).T, targets).backward()
+            for parameter in model.block.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= world_size
+            optimizer.step()
+        model.embed.weight.data.copy_(gather_rows(embed_rows)[:VOCABULARY])
+
+    check_same_trajectory(train, partial(plain_steps, size=6), LanguageModel, world, world_size=world_size)

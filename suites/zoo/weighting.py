@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -205,3 +206,54 @@ def divides_one_loss_by_the_tokens_of_the_rank(broken, world):
             optimizer.step()
 
     check_same_trajectory(train, plainly, MultiTokenModel, world)
+
+
+@entry(
+    "hsdp-divide-factor",
+    "pytorch fully_shard, set_gradient_divide_factor",
+    check="check_same_trajectory",
+    cause="the gradients are 2 times too small: divided by so many samples or micro-batches once too often",
+    judged="partial",
+    why="the factor is right, but it is the number of replicas, and not one of samples or micro-batches",
+)
+def averages_over_replicas_after_the_own_factor(broken, world):
+    """Divide the sum over shards by the user's factor, and still take the mean over the replicas of a 2-D mesh."""
+    batch_size = 16
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(4, batch_size, 3, generator=generator, dtype=torch.float64)
+    targets = inputs.square().sum(2, keepdim=True)
+
+    def reduce_gradient(grad, mesh, divide_factor):
+        shard_group, replicate_group = mesh.get_group("shard"), mesh.get_group("replicate")
+        shards = dist.get_world_size(shard_group)
+        flat = functional.pad(grad.flatten(), (0, -grad.numel() % shards))
+        shard = flat.new_empty(len(flat) // shards)
+        dist.reduce_scatter_tensor(shard, flat, group=shard_group)
+        shard /= divide_factor
+        dist.all_reduce(shard, group=replicate_group)
+        if broken:
+            shard /= dist.get_world_size(replicate_group)
+        dist.all_gather_into_tensor(flat, shard, group=shard_group)
+        grad.copy_(flat[: grad.numel()].view_as(grad))
+
+    def fit(model, steps, own, reduction, reduce):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for x, y in zip(inputs[:steps], targets[:steps], strict=True):
+            optimizer.zero_grad()
+            functional.mse_loss(model(x[own]), y[own], reduction=reduction).backward()
+            reduce(model)
+            optimizer.step()
+
+    def train(model, steps):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+        def reduce(model):
+            for parameter in model.parameters():
+                reduce_gradient(parameter.grad, mesh, divide_factor=batch_size)
+
+        fit(model, steps, slice(dist.get_rank(), None, dist.get_world_size()), "sum", reduce)
+
+    def plain(model, steps):
+        fit(model, steps, slice(None), "mean", lambda model: None)
+
+    check_same_trajectory(train, plain, net, world, world_size=4)
