@@ -1,6 +1,8 @@
-"""Bugs of gradient clipping: another norm, another time, another rank, or none."""
+"""Bugs of gradient clipping, and of other parts of a step that one precision leaves out."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 import torch.distributed as dist
@@ -147,3 +149,49 @@ def clips_in_fp16_only(broken, world):
             take_model_step()
 
     check_same_trajectory(train, plainly, net, world)
+
+
+@entry(
+    "bf16-keeps-gradients",
+    "DeepSpeed bf16_optimizer",
+    check="check_same_trajectory",
+    judged="none",
+    why="a note names gradients that are not zeroed, but as one of four possibilities",
+)
+def zeroes_gradients_in_fp16_only(broken, world):
+    """Zero the gradients of the bfloat16 copy in the branch of fp16, and not in the branch of bf16."""
+
+    class Engine:
+        """A model in bfloat16, and an optimizer of its weights in float32."""
+
+        def __init__(self, model, precision="bf16"):
+            self.masters, self.precision = list(model.parameters()), precision
+            self.module = copy.deepcopy(model).to(torch.bfloat16)
+            self.optimizer = torch.optim.SGD(self.masters, lr=0.1, momentum=0.9)
+
+        def step(self):
+            pairs = list(zip(self.masters, self.module.parameters(), strict=True))
+            for master, low in pairs:
+                master.grad = low.grad.float()
+                dist.all_reduce(master.grad)
+                master.grad /= dist.get_world_size()
+            self.optimizer.step()
+            if self.precision == "fp16" or not broken:
+                self.module.zero_grad()
+            for master, low in pairs:
+                low.data.copy_(master)
+
+    def train(model, steps):
+        engine = Engine(model)
+        for batch in BATCHES[:steps].bfloat16():
+            error(engine.module, own_share(batch)).backward()
+            engine.step()
+
+    def plain(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for batch in BATCHES[:steps].float():
+            optimizer.zero_grad()
+            error(model, batch).backward()
+            optimizer.step()
+
+    check_same_trajectory(train, plain, net, world, dtype=torch.bfloat16)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from pdlcheck.checks import check_epoch_loop, check_metric
+from pdlcheck.checks import check_epoch_loop, check_metric, check_resume
 
 from .entry import entry
 
@@ -119,3 +120,83 @@ def drops_the_same_tail_in_each_epoch(broken, world):
         return visited
 
     check_epoch_loop(train, world, num_samples=50, world_size=2, drop_last=4)
+
+
+class Loader:
+    """A loader that gives its sampler the number of the epoch, and may leave out the first batches."""
+
+    def __init__(self, dataset, num_skipped=0):
+        self.dataset, self.num_skipped, self.epoch = dataset, num_skipped, 0
+        self.sampler = DistributedSampler(dataset, seed=42)
+        self.batches = DataLoader(dataset, batch_size=4, sampler=self.sampler)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.sampler.set_epoch(self.epoch)
+        yield from list(self.batches)[self.num_skipped :]
+
+
+def run_resumed_epochs(broken, world, **how):
+    """Check a training that skips, after a restart, what its epoch has had before the save."""
+    inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
+    dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+    def skip_first_batches(loader, count):
+        rest = Loader(loader.dataset, count)
+        if not broken:
+            rest.set_epoch(loader.epoch)
+        return rest
+
+    class Script:
+        def __init__(self):
+            self.model = nn.Linear(3, 1)
+            self.ddp = DistributedDataParallel(self.model)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+            self.loader, self.overall_step, self.stream = Loader(dataset), 0, None
+
+        def rest_of_the_epochs(self):
+            epoch, skipped = divmod(self.overall_step, len(self.loader.batches))
+            while True:
+                self.loader.set_epoch(epoch)
+                yield from skip_first_batches(self.loader, skipped) if skipped else self.loader
+                epoch, skipped = epoch + 1, 0
+
+        def step(self, _):
+            self.stream = self.stream or self.rest_of_the_epochs()
+            x, y = next(self.stream)
+            self.optimizer.zero_grad()
+            nn.functional.mse_loss(self.ddp(x), y).backward()
+            self.optimizer.step()
+            self.overall_step += 1
+
+        def save(self, path):
+            if dist.get_rank() == 0:
+                torch.save([self.model.state_dict(), self.optimizer.state_dict(), self.overall_step], path)
+            dist.barrier()
+
+        def load(self, path):
+            model, optimizer, self.overall_step = torch.load(path)
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
+
+    def start():
+        script = Script()
+        return script.model, script.step, script.save, script.load
+
+    check_resume(start, world, **how)
+
+
+@entry(
+    "resume-skips-in-epoch-0",
+    "accelerate skip_first_batches",
+    check="check_resume",
+    judged="missed",
+    why="the default saves within epoch 0, where the order is right, and the run reports that it has not seen the end "
+    "of an epoch before the save; saved_after=6 shows the bug",
+    also=lambda broken, world: run_resumed_epochs(broken, world, saved_after=6, steps=10),
+)
+def skips_batches_of_epoch_0(broken, world):
+    """Skip the first batches by a new loader that does not know the epoch, and has the order of epoch 0."""
+    run_resumed_epochs(broken, world)

@@ -204,3 +204,30 @@ def makes_the_group_on_its_members_only(broken, world):
         dist.barrier()
 
     world.run(main, world_size=3)
+
+
+@entry(
+    "set-order-of-strings",
+    "speechbrain #2401; pytorch #64629",
+    check="sim",
+    judged="missed",
+    why="simulated ranks are threads of one process, and so have one order; a run under torchrun shows the bug",
+)
+def reduces_losses_in_the_order_of_a_set(broken, world):
+    """Losses are reduced in the order of a set of names, which each process orders by hashes of its own."""
+    logged = ["ctc", "attention", "distillation", "accuracy", "ctc", "attention"]
+
+    def average(losses, names):
+        averages = {}
+        for name in names:
+            value = torch.tensor(losses[name])
+            dist.all_reduce(value)
+            averages[name] = value.item() / dist.get_world_size()
+        return averages
+
+    def main():
+        losses = {name: 10.0 * place + dist.get_rank() for place, name in enumerate(sorted(set(logged)))}
+        averages = average(losses, set(logged) if broken else sorted(set(logged)))
+        assert averages == {name: 10.0 * place + 0.5 for place, name in enumerate(sorted(set(logged)))}
+
+    world.run(main, world_size=2)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
+from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from pdlcheck.checks import check_random_streams, check_same_trajectory
 
@@ -139,3 +143,54 @@ def recomputes_with_other_masks(broken, world):
 
     plain = train_with(lambda block, x: block(x))
     check_same_trajectory(train_with(checkpointed), plain, Net, world, world_size=1)
+
+
+class TurnedClouds(Dataset):
+    """Points that are turned and scaled with the random numbers of NumPy and of Python."""
+
+    clouds = torch.linspace(-1, 1, 96).view(16, 2, 3)
+
+    def __len__(self):
+        return len(self.clouds)
+
+    def __getitem__(self, i):
+        angle = np.random.uniform(-np.pi, np.pi)
+        turn = torch.tensor([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+        return (self.clouds[i] @ turn.float() * random.uniform(0.8, 1.2)).flatten()
+
+
+def seed_worker(worker, first):
+    np.random.seed(first + worker)
+    random.seed(first + worker)
+
+
+@entry(
+    "worker-seed-without-rank",
+    "DepthContrast; YOLOv5; transformers",
+    check="check_random_streams",
+    cause="worker_init_fn gives workers of both ranks one seed: add rank",
+)
+def seeds_workers_by_their_number_alone(broken, world):
+    """Seed the workers of a DataLoader by their numbers, which are the same on all ranks."""
+    num_workers, seed = 2, 17
+
+    def make():
+        torch.manual_seed(seed)
+        model = nn.Linear(6, 1)
+        torch.manual_seed(seed + dist.get_rank())
+        dataset, first = TurnedClouds(), seed if broken else seed + num_workers * dist.get_rank()
+        loader = DataLoader(
+            dataset,
+            batch_size=4,
+            sampler=DistributedSampler(dataset),
+            num_workers=num_workers,
+            worker_init_fn=partial(seed_worker, first=first),
+        )
+        return model, loader
+
+    def train_epoch(made):
+        model, loader = made
+        for batch in loader:
+            model(batch).square().mean().backward()
+
+    check_random_streams(make, train_epoch, world, steps=1)
