@@ -16,6 +16,7 @@ __all__ = [
     "are_parts",
     "multiple",
     "of_input",
+    "of_missing",
     "of_output",
     "of_parameter",
     "of_parts",
@@ -123,6 +124,28 @@ def of_the_way_back() -> Iterator[Cause]:
         "in the forward pass that has no backward pass",
         true=True,
     )
+
+
+def of_missing(held: Tensor, own: Tensor, parameter: Tensor, ranks: int) -> str | None:
+    """Return why no rank holds an element of a parameter, or None.
+
+    Args:
+        held: for each element of the whole layer, the number of ranks that hold it.
+        own: the same for the elements of this parameter.
+        parameter: the parameter in the whole layer.
+        ranks: the number of ranks.
+    """
+    partly = bool(own.any()) or any(size < ranks for size in parameter.shape)
+    if partly and any(size % ranks for size in parameter.shape):
+        return "what is left over where a dimension does not divide by world_size"
+    if again := int((own > 1).sum()):
+        return f"{again} others of it are held by several ranks: these cut the same part"
+    if int(held.sum()) == len(held) and bool(((held == 0) | (held == ranks)).all()):
+        return (
+            "ranks hold as many elements as the layer has, but all of them the same ones: each rank takes the part of "
+            "one rank, as by numbers or names of layers that begin anew on each rank"
+        )
+    return None
 
 
 def _adds_up(text: str, total: Tensor, goal: Tensor, near: Tolerance) -> Cause:

@@ -119,15 +119,11 @@ def require_elements(who: str, layer: nn.Module, everyone: Sequence[Cut], terms:
     if len(flat) > 1 and not held[1:].all():
         missing = int((held[1:] == 0).nonzero()[0]) + 1
         name, first, parameter = _parameter_of(layer, missing)
-        again = int((held[first : first + parameter.numel()] > 1).sum())
-        cause = f"{again} others of it are held by several ranks: these cut the same part" if again else None
-        if any(size % len(everyone) for size in parameter.shape):
-            cause = "what is left over where a dimension does not divide by world_size"
         raise failure(
             f"{who}: no rank holds the element {_index(missing - first, parameter)} of parameter {name!r} of the whole "
             "layer",
             held=f"{int((held[1:] > 0).sum())} of {len(flat) - 1} elements",
-            likely_cause=cause,
+            likely_cause=likely.of_missing(held[1:], held[first : first + parameter.numel()], parameter, len(everyone)),
             case=terms.facts,
         )
     return held

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pdlcheck.checks import check_sharded_layer
+from pdlcheck.errors import CheckFailed
 
 from ..layers_by_hand import Add, Copy, part
 
@@ -146,6 +147,40 @@ def test_a_part_that_all_ranks_cut_is_told_from_one_that_does_not_divide(world):
         AssertionError, match=r"no rank holds .*\n.*\n.*what is left over where a dimension does not di"
     ):
         check_sharded_layer(lambda whole: Cut(whole, 0), lambda: nn.Linear(4, 3, bias=False), x, world, world_size=2)
+
+
+class SomeLayers(nn.Module):
+    """Layers of one shape, of which each rank holds some whole ones."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("held_on", "cause"),
+    [
+        (lambda rank: [0, 1], "each rank takes the part of one rank, as by numbers or names of layers that begin anew"),
+        (lambda rank: [0, 1, 2], None),  # the last one is forgotten
+        (lambda rank: [0, 1 + rank], None),
+    ],
+    ids=["the first half", "all except one", "one is replicated"],
+)
+def test_layers_that_all_ranks_take_are_told_from_a_forgotten_one(world, held_on, cause):
+    def shard(whole):
+        return SomeLayers([whole.layers[index] for index in held_on(dist.get_rank())])
+
+    def make():
+        return SomeLayers([nn.Linear(3, 3) for _ in range(4)])
+
+    with pytest.raises(CheckFailed, match="no rank holds the element") as raised:
+        check_sharded_layer(shard, make, [torch.randn(2, 3)], world, world_size=2)
+    assert cause in raised.value.cause if cause else raised.value.cause is None
 
 
 class Rolled(nn.Module):
