@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from pdlcheck.checks import check_random_streams, check_same_trajectory
+from pdlcheck.checks import check_random_streams, check_replicas_in_sync, check_same_trajectory
 
 from .entry import entry
 from .tensor_parallel import CopyToModelParallelRegion, ReduceFromModelParallelRegion, own_part
@@ -80,6 +80,29 @@ class ParallelBlock(nn.Module):
         return self.norm(x + self.residual_dropout(whole))
 
 
+def seeded_block(broken, seed=42):
+    torch.manual_seed(seed)
+    block = ParallelBlock(RngStatesTracker(seed + 2718 + dist.get_rank()))
+    if broken:
+        torch.manual_seed(seed + dist.get_rank())
+    return block, torch.optim.SGD(block.parameters(), lr=0.1)
+
+
+def training_step(made):
+    block, optimizer = made
+    optimizer.zero_grad()
+    block(torch.arange(8.0).view(2, 4)).square().sum().backward()
+    optimizer.step()
+
+
+def compare_norms(broken, world):
+    def start():
+        made = seeded_block(broken)
+        return made[0].norm, lambda step: training_step(made)
+
+    check_replicas_in_sync(start, world, world_size=2)
+
+
 @entry(
     "tp-dropout-differs",
     "InternLM #405",
@@ -87,23 +110,13 @@ class ParallelBlock(nn.Module):
     judged="missed",
     why="outside of `divided`, ranks with the same samples may draw other numbers on purpose, as in sequence "
     "parallelism; check_replicas_in_sync on the norm shows the bug",
+    also=compare_norms,
 )
 def seeds_tensor_parallel_ranks_by_rank(broken, world):
     """Every tensor-parallel rank has its own seed, so the dropout of the whole activation differs between ranks."""
-    seed = 42
 
     def make():
-        torch.manual_seed(seed)
-        block = ParallelBlock(RngStatesTracker(seed + 2718 + dist.get_rank()))
-        if broken:
-            torch.manual_seed(seed + dist.get_rank())
-        return block, torch.optim.SGD(block.parameters(), lr=0.1)
-
-    def training_step(made):
-        block, optimizer = made
-        optimizer.zero_grad()
-        block(torch.arange(8.0).view(2, 4)).square().sum().backward()
-        optimizer.step()
+        return seeded_block(broken)
 
     def divided(made):
         return [made[0].inner_dropout]

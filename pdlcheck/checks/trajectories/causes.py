@@ -227,6 +227,17 @@ def _of_other_factors(ways: Ways) -> Iterator[Candidate[Ways]]:
     )
     factors = _factors(ways.right, ways.went, ways.world_size)
     told = " or ".join(f"{factor:.6g}" for factor in factors)
+    of_weights = not ways.of_gradients and not ways.of_buffers
+    if of_weights and factors[:1] == [0.0] and len(factors) == 2 and abs(factors[1] - 1) <= _ROUNDING:
+        kept = int(((ways.went == 0) & (ways.right != 0)).sum())
+        yield Candidate(
+            f"ranks agree, and {kept} elements keep their start, while all others of these tensors are right: they got "
+            "no gradient or are in no optimizer, or their update is lost, as where one copy is updated and another one "
+            "is read",
+            holds=lambda ways: ways.apart is None,
+            short="elements that keep their start",
+        )
+        return
     yield Candidate(
         f"ranks agree, and each element went {told} times as far: parts were scaled by numbers of their own, as shards "
         "by the norm of a shard alone, or parameters by other learning rates",
@@ -261,7 +272,7 @@ def _factors(way: Tensor, went: Tensor, most: int) -> list[float]:
     """Return two to ``most`` factors such that each element of ``way`` has one of them; empty if there are none."""
     told = way.abs() > 1e-6 * way.abs().max()
     ratios = (went[told] / way[told]).sort().values
-    firsts = torch.cat([ratios[:1], ratios[1:][ratios.diff() > 1e-5 * ratios[1:].abs()]])
+    firsts = torch.cat([ratios[:1], ratios[1:][ratios.diff() > _ROUNDING * ratios[1:].abs()]])
     return firsts.tolist() if 1 < len(firsts) <= most and len(ratios) >= 4 * most else []
 
 

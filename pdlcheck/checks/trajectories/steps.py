@@ -66,8 +66,9 @@ def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given) 
     absent = [name for name in wrong if name not in found]
     if absent:
         text = f"no optimizer of this training updates {_listed(absent)}, one of {ways.what} does"
-        only = len(absent) == len(wrong)
-        return Diagnosis(fits=(text,)) if only else Diagnosis(hints=(text,))
+        if len(absent) < len(wrong):
+            return Diagnosis(hints=(text,))
+        return Diagnosis() if ways.went.any() else Diagnosis(fits=(text,))  # copies of them may be trained
     steps = _Steps(found, right, wrong, ways)
     hints = [Candidate[_Steps].when(text, True) for text in _differences(steps)] or [
         Candidate(

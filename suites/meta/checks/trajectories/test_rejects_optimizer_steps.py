@@ -157,6 +157,24 @@ def test_a_parameter_in_no_optimizer_is_named(world):
     assert error.cause == "no optimizer of this training updates parameter '2.bias', one of plainly does"
 
 
+def test_a_parameter_whose_copy_is_trained_is_not_named(world):
+    def train(model, steps):
+        copy = nn.Parameter(model[2].weight.detach().clone())
+        adam = ADAM([copy, *(one for name, one in model.named_parameters() if name != "2.weight")])
+        for inputs, targets in batches(model, steps):
+            adam.zero_grad()
+            outputs = nn.functional.linear(model[:2](inputs), copy, model[2].bias)
+            nn.functional.mse_loss(outputs, targets).backward()
+            adam.step()
+        model[2].weight.data[:, written:] = copy.detach()[:, written:]
+
+    written = 0
+    check_same_trajectory(train, plainly, net, world)
+    written = 4
+    error = rejected(world, train)
+    assert error.cause.startswith("ranks agree, and 4 elements keep their start, while all others of these tensors are")
+
+
 def test_a_parameter_without_a_gradient_is_named(world):
     error = rejected(world, functools.partial(ddp, frozen=("0.weight", "0.bias")))
     assert error.cause.startswith("the optimizer got no gradient of parameter '0.weight' and 1 more (.grad is None)")

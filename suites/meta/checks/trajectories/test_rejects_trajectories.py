@@ -12,6 +12,7 @@ from torch import nn
 from pdlcheck.checks import check_same_trajectory, check_world_size_does_not_matter
 from pdlcheck.checks.trajectories.causes import Ways, diagnose
 from pdlcheck.checks.trajectories.precision import PRECISIONS
+from pdlcheck.errors import CheckFailed
 
 from ..layers_by_hand import with_a_way_back, without_a_way_back
 
@@ -143,6 +144,17 @@ def test_shards_that_are_scaled_by_numbers_of_their_own_are_told(world):
     told = "ranks agree, and each element went 0.75 or 1 times as far: parts were scaled by numbers of their own, as sh"
     with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
         check_same_trajectory(training(by_halves), plainly, net, world)
+
+
+@pytest.mark.parametrize(("factor", "said"), [(0.0, True), (0.5, False)])
+def test_elements_that_keep_their_start_are_told_from_scaled_ones(world, factor, said):
+    def half(parameter):
+        mean(parameter)
+        parameter.grad.view(-1)[len(parameter.view(-1)) // 2 :] *= factor
+
+    with pytest.raises(CheckFailed) as raised:
+        check_same_trajectory(training(half), plainly, net, world)
+    assert ("ranks agree, and 21 elements keep their start, while all others of these" in raised.value.cause) == said
 
 
 def test_batch_norm_that_sees_the_samples_of_a_rank_is_told(world):
