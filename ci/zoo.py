@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +38,6 @@ def main() -> int:
     parser.add_argument("--messages", action="store_true", help="print every message")
     parser.add_argument("--page", type=Path, help="write the page with all messages there")
     options = parser.parse_args()
-    warnings.simplefilter("ignore", FutureWarning)  # of torch, in programs that use what is deprecated
     chosen = [one for one in ENTRIES if options.only in one.bug]
     judge(chosen[0], get_world("sim"), broken=False)  # imports take seconds, and belong to no check
     verdicts = [(one, judge(one, get_world("sim"), broken=True)) for one in chosen]
