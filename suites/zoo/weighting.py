@@ -212,9 +212,9 @@ def divides_one_loss_by_the_tokens_of_the_rank(broken, world):
     "hsdp-divide-factor",
     "pytorch fully_shard, set_gradient_divide_factor",
     check="check_same_trajectory",
-    cause="the gradients are 2 times too small: divided by so many samples or micro-batches once too often",
+    cause="the gradients are 2 times too small: divided by .* once too often, or by the 2 ranks of a group, as along",
     judged="partial",
-    why="the factor is right, but it is the number of replicas, and not one of samples or micro-batches",
+    why="the group is one of three possibilities, and it is not named",
 )
 def averages_over_replicas_after_the_own_factor(broken, world):
     """Divide the sum over shards by the user's factor, and still take the mean over the replicas of a 2-D mesh."""

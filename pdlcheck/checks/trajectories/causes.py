@@ -213,8 +213,10 @@ def _of_other_numbers(ways: Ways) -> Iterator[Candidate[Ways]]:
         f"is right{rate}",
         holds=lambda ways: ways.is_factor(number),
     )
+    in_groups = number < ways.world_size and ways.world_size % number == 0
+    group = f", or by the {number} ranks of a group, as along one dimension of a mesh" if in_groups else ""
     yield Candidate(
-        f"{those} {number} times {small}: divided by so many samples or micro-batches once too often",
+        f"{those} {number} times {small}: divided by so many samples or micro-batches once too often{group}",
         holds=lambda ways: ways.is_factor(1 / number),
     )
 

@@ -224,6 +224,20 @@ def test_a_whole_number_that_is_not_that_of_ranks_is_told(world, synchronise, ca
     assert cause in str(raised.value)
 
 
+@pytest.mark.parametrize(("number", "said"), [(2, True), (3, False)])
+def test_a_division_by_the_ranks_of_a_group_is_told_where_groups_may_have_so_many(world, number, said):
+    def divided_again(parameter):
+        mean_in(torch.float64, parameter)
+        parameter.grad /= number
+
+    with pytest.raises(CheckFailed) as raised:
+        check_same_trajectory(training(divided_again), plainly, net, world, steps=1, world_size=4)
+    assert f"the gradients are {number} times too small: divided by so many samples or" in raised.value.cause
+    assert (
+        raised.value.cause.endswith(f", or by the {number} ranks of a group, as along one dimension of a mesh") == said
+    )
+
+
 class Centred(nn.Module):
     def __init__(self):
         super().__init__()
