@@ -20,7 +20,8 @@ class Events:
 
     def __init__(self, functions: tuple[Callable[..., object], ...]) -> None:
         held = {id(one.held): one.held for one in reached(functions)}
-        self.loaders: list[Any] = [one for one in held.values() if isinstance(one, DataLoader)]
+        # Not isinstance: accelerate's adapters report the class of the loader that they hold, and refuse another.
+        self.loaders: list[Any] = [one for one in held.values() if issubclass(type(one), DataLoader)]
         self._schedules = any(isinstance(one, LRScheduler) for one in held.values())
         self._optimizers = [one for one in held.values() if isinstance(one, Optimizer)]
         self._passes: list[int] = [0]

@@ -386,6 +386,36 @@ def test_a_loader_keeps_its_class_after_the_check(world):
     assert kinds == [("DataLoader", "DataLoader", True)]
 
 
+def test_a_loader_that_reports_another_class_is_left_alone(world):
+    """Accelerate's adapters report the class of the loader that they hold, and refuse another."""
+    assert world.run(_events_of_an_adapter, world_size=1) == [(1, "Adapter")]
+
+
+class Adapter:
+    def __init__(self, held):
+        self.held = held
+
+    @property
+    def __class__(self):
+        return type(self.held)
+
+    def __iter__(self):
+        return iter(self.held)
+
+
+def _events_of_an_adapter():
+    from pdlcheck.checks.checkpoint.events import watching_events
+
+    adapter = Adapter(DataLoader([1.0, 2.0]))
+
+    def step(i):
+        return [*adapter]
+
+    with watching_events((step,)) as events:
+        step(0)
+    return events._passes[0], type(adapter).__name__
+
+
 def _kind_after_counting():
     from pdlcheck.checks.checkpoint.events import watching_events
 
