@@ -196,13 +196,14 @@ def _why_missing(missing: list[int], num_samples: int, order: list[int], lengths
     count, last = len(missing), num_samples - len(missing)
     places = [place for place, sample in enumerate(order) if sample in missing]
     tail = places == list(range(last, num_samples)) or missing[0] == last
+    some = count < num_samples
     even = count < len(lengths) and len(set(lengths)) == 1
     table = {
         "they are not in the order that is cut: one rank alone leaves them out too": bool(order)
         and set(missing) <= set(range(num_samples)) - set(order),
-        "the first samples of the order are left out": places == list(range(count)),
-        "the tail is dropped: pass tail='drop' if that is meant": tail and even,
-        "the tail is dropped": tail and not even,
+        "the first samples of the order are left out": some and places == list(range(count)),
+        "the tail is dropped: pass tail='drop' if that is meant": some and tail and even,
+        "the tail is dropped": some and tail and not even,
     }
     return explain(missing, *([Candidate.when(text, true)] for text, true in table.items()))
 

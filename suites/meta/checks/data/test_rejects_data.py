@@ -100,6 +100,10 @@ def shard_of_rank_0(num_samples, *, rank, world_size, epoch):
     return strided(num_samples, rank=0, world_size=world_size, epoch=epoch)
 
 
+def nothing_at_all(num_samples, *, rank, world_size, epoch):
+    return torch.tensor([], dtype=torch.int64)
+
+
 def shard_of_rank_1_lost(num_samples, *, rank, world_size, epoch):
     return strided(num_samples, rank=rank, world_size=world_size, epoch=epoch)[: 0 if rank == 1 else None]
 
@@ -141,6 +145,7 @@ def test_check_shards_accepts(world, correct, tail, num_samples):
         "uneven",
         r"samples \d in no shard, .* cover all 7\n.*cause  the tail is dropped: pass tail='drop' if that is meant\n",
     ),
+    (nothing_at_all, "uneven", r"samples 0, 1, 2, 3, 4, 5, .*7 in all.* in no shard, .*\n.*cause  no known cause fits"),
     (without_the_last_two, "uneven", r"samples \d, \d in no shard, .*\n.*cause  the tail is dropped\n"),
     (without_the_first, "uneven", r"samples \d in no shard, .*\n.*cause  the first samples of the order are left"),
     (without_sample_3, "uneven", r"samples 3 in no shard, .*\n.*cause  .*one rank alone leaves them out too\n"),
