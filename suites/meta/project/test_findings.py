@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
+from functools import partial
 
 import pytest
 import torch
 
-from pdlcheck.errors import BufferHazard, CollectiveMismatch, Deadlock
+from pdlcheck.errors import BufferHazard, CheckFailed, CollectiveMismatch, Deadlock
 from pdlcheck.worlds import get_world
 
 from ..clone import ROOT
@@ -93,3 +95,85 @@ def test_gloos_thread_for_connections_is_measured_under_either_policy(policy):
             assert took_time == is_named  # gloo has named it since torch 2.13
     finally:
         world.close()
+
+
+def library_module(name, **versions):
+    """Return the program of a finding, or skip the test where a library lacks or has another version."""
+    for library, version in versions.items():
+        project = library.replace("_", "-")
+        try:
+            found = importlib.metadata.version(project)
+        except importlib.metadata.PackageNotFoundError:
+            found = None
+        if found != version:
+            pytest.skip(f"the finding is one of {project} {version}: pip install {project}=={version}")
+    return _module(name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchmetrics_nrmse_depends_on_the_number_of_ranks():
+    program = library_module("torchmetrics_nrmse", torchmetrics="1.9.0")
+    with pytest.raises(CheckFailed, match=r"reports 0\.2068965 at \[0\], one process on all 6 samples reports 0\.25"):
+        program.check()
+    with pytest.raises(IndexError):
+        program.check(num_outputs=1)
+    program.check(world_sizes=(2,))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["PearsonCorrCoef", "ConcordanceCorrCoef"])
+@pytest.mark.parametrize("samples", ["BY_CLASS", "ONE_EACH"])
+def test_torchmetrics_correlation_is_nan_for_constant_ranks(name, samples):
+    program = library_module("torchmetrics_pearson", torchmetrics="1.9.0")
+    with pytest.raises(CheckFailed, match="rank 0 reports nan, one process"):
+        program.check(getattr(program, samples), name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchmetrics_states_cannot_be_synchronised():
+    program = library_module("torchmetrics_states", torchmetrics="1.9.0")
+    with pytest.raises(RuntimeError, match="could not infer output dtype"):
+        get_world("sim").run(program.exact_match, world_size=2)
+    with pytest.raises(CollectiveMismatch, match="differ in the dtype: int64 and float32"):
+        get_world("sim").run(program.no_batch, world_size=2)
+    assert get_world("sim").run(program.no_batch, True, world_size=2) == [1.0, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_keeps_repeated_samples_of_a_sized_stream():
+    program = library_module("accelerate_sized_stream", accelerate="1.15.0")
+    with pytest.raises(CheckFailed, match="the first sample counts twice, as a sampler pads to 12"):
+        program.check()
+    program.check(partial(program.evaluate, streamed=False))
+    program.check(partial(program.evaluate, dispatch_batches=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_resumes_a_dispatched_split_loader_too_early():
+    program = library_module("accelerate_split_resume", accelerate="1.15.0", torchdata="0.11.0")
+    with pytest.raises(CheckFailed, match=r"\['_sampler_iter_yielded'\] is 0 instead of 3"):
+        program.check()
+    program.check(partial(program.start, split_batches=False))
+
+
+def test_the_backward_pass_of_all_gather_mixes_up_ranks_of_the_group_and_of_the_job():
+    program = _module("all_gather_backward")
+    with pytest.raises(ValueError, match="Global rank 0 is not part of group"):
+        get_world("sim").run(program.gradient, world_size=4)
+    assert get_world("sim").run(program.gradient, False, world_size=4) == [[4.0, 4.0]] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchdata_skips_the_epoch_after_a_checkpoint_at_the_end_of_one():
+    program = library_module("torchdata_epoch_end", torchdata="0.11.0")
+    with pytest.raises(CheckFailed, match=r"\(28 in all\) in no shard"):
+        program.check()
+    program.check(partial(program.resumed_epoch, stateful=False))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pytorch_metric_learning_scales_gradients_of_proxies_by_the_number_of_ranks():
+    program = library_module("proxies_gradient", pytorch_metric_learning="2.9.0")
+    with pytest.raises(CheckFailed, match=r"of 'loss.W'[\s\S]*world_size = 2 times too large"):
+        program.check()
+    program.check("ContrastiveLoss")
