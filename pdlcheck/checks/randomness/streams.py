@@ -59,7 +59,8 @@ def check_random_streams(
         steps: number of calls of ``step``.
         same_samples: sets of ranks that work on the same samples, as in tensor parallelism, and may draw alike.
         divided: called as ``divided(made)`` on every rank; returns the modules that are divided over such a set, as
-            attention heads are. In their forward passes, torch must draw different numbers there, too.
+            attention heads and parts of a sequence are. In their forward passes, torch must draw different numbers
+            there, too. Elsewhere the ranks of a set must then draw alike, because they hold the same activations.
         generators: called as ``generators(made)`` on every rank; returns those generators of the program's own that
             draw masks, noise or augmentations. They may be torch's, NumPy's or Python's. Their draws count, too.
         agreed: generators or functions with which all ranks decide together, for example on layers to drop or on a
@@ -109,6 +110,8 @@ def check_random_streams(
         _require_agreement(name_of(step), rank, ranks, facts)
         for other in range(rank):
             alike = any({rank, other} <= ranks_of_one for ranks_of_one in together)
+            if alike and divided is not None:
+                _require_same_outside(name_of(step), (other, rank), (ranks[other], ranks[rank]), facts)
             _compare(name_of(step), (other, rank), (ranks[other], ranks[rank]), facts, divided_alone=alike)
     for rank, drawn in enumerate(ranks):
         if drawn.again is not None:
@@ -183,6 +186,24 @@ def _require_agreement(who: str, rank: int, ranks: Sequence[_Drawn], facts: str)
                 likely_cause=_OTHER_NUMBERS,
                 case=facts,
             )
+
+
+def _require_same_outside(who: str, numbers: tuple[int, int], ranks: tuple[_Drawn, _Drawn], facts: str) -> None:
+    """Check that two ranks with the same samples draw alike outside of divided modules."""
+    __tracebackhide__ = True
+    outside = [{state: draw for state, draw in one.draws.items() if state not in one.divided} for one in ranks]
+    for place, (mine, other) in enumerate((outside, outside[::-1])):
+        for state, draw in mine.items():
+            if state not in other:
+                rank, twin = numbers[place], numbers[1 - place]
+                raise failure(
+                    f"{who}: rank {rank} draws random numbers that rank {twin}, which works on the same samples, does "
+                    f"not draw: in {draw.where}",
+                    likely_cause="both hold the whole activation there, so their masks must be equal: seed the ranks "
+                    "of a set alike, and draw in divided modules from a stream of the rank's; what is divided, as the "
+                    "parts of a sequence are, belongs in divided=",
+                    case=facts,
+                )
 
 
 def _compare(

@@ -146,6 +146,19 @@ def test_masks_of_a_divided_module_must_differ_where_others_may_be_alike(world):
     check_random_streams(lambda: Divided(7, 100), forward, world, same_samples=[(0, 1)])
 
 
+def test_masks_of_a_whole_activation_must_be_equal_where_parts_are_divided(world):
+    of_a_replica = {"same_samples": [(0, 1)], "divided": lambda model: [model.part]}
+    told = (
+        r"rank 0 draws .* that rank 1, which works on the same samples, does not draw: in aten.ber[\s\S]*seed the ranks"
+    )
+    with pytest.raises(AssertionError, match=told):
+        check_random_streams(
+            lambda: Divided(7 + dist.get_rank(), 100 + dist.get_rank()), forward, world, **of_a_replica
+        )
+    both_divided = of_a_replica | {"divided": lambda model: [model.part, model.whole]}
+    check_random_streams(lambda: Divided(7 + dist.get_rank(), 100 + dist.get_rank()), forward, world, **both_divided)
+
+
 def test_ranks_may_decide_together_by_a_global_generator(world):
     def make(seed):
         random.seed(seed)
