@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
     passed: defaultdict[str, list[Tensor]] = defaultdict(list)
     starts: defaultdict[str, list[int]] = defaultdict(lambda: [0])  # of each step and the next, in the operations
 
-    def record(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def record(optimizer: Optimizer, number: int, again: bool) -> None:
         names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
         for group in optimizer.param_groups:
             settings = {key: _plain(value) for key, value in group.items() if _is_setting(key, value)}
@@ -90,10 +91,10 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
                 if name is None or hasattr(parameter, "full_tensor"):
                     continue
                 one = given.setdefault(name, GivenToOptimizer("", parameter.numel()))
-                if any(name in outer for _, _, outer in running[:-1]):
+                if again or any(name in outer for _, _, outer in running[:number]):
                     one.settings.pop()
                     starts[name].pop()
-                running[-1][2].add(name)
+                running[number][2].add(name)
                 one.optimizer = type(optimizer).__name__
                 one.is_torchs = type(optimizer).__module__.startswith("torch.optim.")
                 one.settings.append(settings)
@@ -101,9 +102,26 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
                 one.passes = passed.pop(name, ()) or one.passes
                 starts[name].append(len(posted or ()))
 
+    def record_now_or_after_the_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        number = len(running) - 1
+        closure = args[1] if args[1:] else kwargs.get("closure")
+        if closure is None:
+            record(optimizer, number, again=False)
+            return None
+        calls = count()
+
+        def recorded() -> Any:  # the gradients are there when the closure ends
+            result = closure()
+            record(optimizer, number, again=next(calls) > 0)
+            return result
+
+        if args[1:]:
+            return (args[0], recorded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": recorded}
+
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # an own hook of the optimizer, made now, runs after those that the user has given it: they may change gradients
-        running.append((optimizer, optimizer.register_step_pre_hook(record), set()))
+        running.append((optimizer, optimizer.register_step_pre_hook(record_now_or_after_the_closure), set()))
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         while running:

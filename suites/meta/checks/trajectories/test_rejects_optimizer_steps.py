@@ -108,6 +108,50 @@ def test_gradients_are_those_that_hooks_of_the_optimizer_leave(world):
     )
 
 
+def closing(model, steps, *, factor=1.0, optimizer=ADAM):
+    """Train with a closure, as Lightning's Trainer does: the optimizer calls the backward pass."""
+    replica, adam = DistributedDataParallel(model), optimizer(model.parameters())
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    def closure(inputs, targets):
+        adam.zero_grad()
+        (factor * nn.functional.mse_loss(replica(inputs[rank::ranks]), targets[rank::ranks])).backward()
+
+    for batch in batches(model, steps):
+        adam.step(functools.partial(closure, *batch))
+
+
+def test_gradients_that_a_closure_computes_are_compared(world):
+    check_same_trajectory(closing, plainly, net, world, dtype=torch.float32)
+    error = rejected(world, functools.partial(closing, factor=2.0), dtype=torch.float32)
+    assert error.cause.startswith("as world_size is 2: gradients are summed, not averaged, over ranks")
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    doubled = functools.partial(closing, factor=2.0, optimizer=sgd)
+    error = rejected(world, doubled, functools.partial(plainly, optimizer=sgd))
+    assert "the mean over ranks is taken, and the gradients of each rank are 2 times too large" in error.cause
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_that_is_called_several_times_is_one_step(by_name):
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    inputs, targets = batches(model, 1)[0]
+    lasts = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        lasts.append(model[2].bias.grad.clone())
+        return loss
+
+    with record_optimizers(model) as given:
+        optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+    assert len(lasts) > 1
+    assert {one.steps for one in given.values()} == {1}
+    assert torch.equal(given["parameter '2.bias'"].gradient, lasts[-1])
+
+
 def test_an_optimizer_that_another_calls_for_its_own_parameters_keeps_its_steps():
     model = net()
     inner, outer = (torch.optim.SGD([one], lr=0.1) for one in (model[0].weight, model[2].weight))
@@ -130,6 +174,7 @@ def test_an_optimizer_within_an_optimizer_takes_one_step(world):
         return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-2)
 
     check_same_trajectory(functools.partial(ddp, optimizer=zero), plainly, net, world)
+    check_same_trajectory(functools.partial(closing, optimizer=zero), plainly, net, world)
     error = rejected(world, functools.partial(ddp, optimizer=zero, twice=True))
     assert error.cause.startswith("the optimizer took 2 steps, that of plainly 1: it steps in each micro-batch")
 
