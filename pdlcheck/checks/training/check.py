@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from pdlcheck.checks.evidence.dropout import DRAWS
 from pdlcheck.checks.message import validates_world
-from pdlcheck.checks.training.parts import Parts, own_share
+from pdlcheck.checks.training.parts import Parts
 from pdlcheck.checks.training.properties import Property, properties_of
 from pdlcheck.checks.training.report import Row, TrainingReport
 from pdlcheck.errors import CheckFailed, Inconclusive, PdlcheckError, Unsupported, WorldUnavailable
@@ -33,14 +33,16 @@ def check_training(
     batches: Sequence[Any] = (),
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     optimizer: Callable[[Iterable[Tensor]], Optimizer] = _SGD,
-    wrap: Callable[[nn.Module], nn.Module] | None = None,
+    wrap: Callable[[nn.Module], nn.Module | tuple[nn.Module, Optimizer]] | None = None,
     step: Callable[[nn.Module, Optimizer, Any], object] | None = None,
-    share: Callable[[Any], Any] = own_share,
+    share: Callable[[Any], Any] | None = None,
+    same_samples: Sequence[Sequence[int]] = (),
     train: Callable[[nn.Module, int], object] | None = None,
     reference: Callable[[nn.Module, int], object] | None = None,
     save: Callable[[Path, nn.Module, Optimizer], object] | None = None,
     load: Callable[[Path, nn.Module, Optimizer], object] | None = None,
     loader: Callable[[range, int], Any] | None = None,
+    loader_options: Mapping[str, Any] | None = None,
     evaluate: Callable[..., Any] | None = None,
     samples: Sequence[Tensor] | None = None,
     world_size: int = 2,
@@ -58,12 +60,16 @@ def check_training(
         world: where the ranks run.
         batches: whole batches, each a tensor or a tuple, list or dict of tensors; their first dimension is the samples.
         loss: called as ``loss(model, batch)``; returns the mean loss of the samples of ``batch``.
-        optimizer: called with the parameters of the wrapped model.
-        wrap: called as ``wrap(model)`` on every rank, such as ``DistributedDataParallel``.
+        optimizer: called with the parameters of the wrapped model, and of the plain one.
+        wrap: called as ``wrap(model)`` on every rank, such as ``DistributedDataParallel``. It may return
+            ``(model, optimizer)``, as accelerate's ``prepare`` and Fabric's ``setup`` do; ``optimizer`` is then for
+            plain code only.
         step: called as ``step(model, optimizer, batch)`` on every rank with its share of a batch: the program's own
             step, if it does more than ``zero_grad``, ``backward`` and ``step``, as micro-batches or clipping.
-        share: returns the rank's share of a whole batch; by default equal parts of the first dimension. In tensor
-            parallelism all ranks take the whole batch: ``share=lambda batch: batch``.
+        share: returns the rank's share of a whole batch; by default equal parts of the first dimension, one for each
+            rank or set of ``same_samples``.
+        same_samples: sets of ranks that work on the same samples, as in tensor parallelism, and may draw the same
+            random numbers: ``[[0, 1]]`` for two ranks. The checks of training then run with ``world_size`` ranks only.
         train: called as ``train(model, steps)`` on every rank, for a program that owns its loop; it replaces ``wrap``
             and ``step`` in the comparison with one process.
         reference: called in the same way: plain code for the same training. By default ``loss`` on whole batches; with
@@ -72,6 +78,7 @@ def check_training(
         load: called as ``load(path, model, optimizer)`` on every rank.
         loader: called as ``loader(dataset, epochs)`` on every rank; returns the content of the batches of each epoch,
             as ``visit`` of :func:`pdlcheck.checks.check_epoch_loop` does.
+        loader_options: more arguments of that check, such as ``{"dealt_in": 4}`` for accelerate's loaders.
         evaluate: called as ``evaluate(model, *samples)`` on every rank with all samples; takes the rank's share, and
             returns what the program reports.
         samples: for ``evaluate``: tensors whose first dimension is the samples.
@@ -110,6 +117,12 @@ def check_training(
     if (evaluate is None) != (samples is None):
         missing = "evaluate" if evaluate is None else "samples"
         raise ValueError(f"check_training needs both evaluate= and samples=, {missing} is missing")
+    together = [rank for ranks in same_samples for rank in ranks]
+    if len(set(together)) < len(together) or not set(together) <= set(range(world_size)):
+        raise ValueError(
+            f"check_training takes as same_samples sets of the {world_size} ranks, each rank in one set at most, got "
+            f"{same_samples!r}"
+        )
     parts = Parts(
         make=make,
         batches=batches,
@@ -118,11 +131,13 @@ def check_training(
         wrap=wrap,
         step=step,
         share=share,
+        same_samples=same_samples,
         train=train,
         reference=reference,
         save=save,
         load=load,
         loader=loader,
+        loader_options=loader_options or {},
         evaluate=evaluate,
         samples=samples,
     )
@@ -144,7 +159,8 @@ def check_training(
 def _checked(properties: Sequence[Property], seconds: float) -> TrainingReport:
     """Check the first case of each property, then the second of each, and so on until the time is spent."""
     end = time.monotonic() + seconds
-    rows = [Row(one.name, one.check, note=f"the {seconds:g} s were spent, see seconds=") for one in properties]
+    spent = f"the {seconds:g} s were spent, see seconds="
+    rows = [Row(one.name, one.check, note=spent if one.cases else one.no_case) for one in properties]
     for number in range(max(len(one.cases) for one in properties)):
         for row, one in zip(rows, properties, strict=True):
             if number < len(one.cases) and time.monotonic() < end and row.verdict in ("not run", "right"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from pdlcheck.checks.evidence.dropout import DROPOUTS
 from pdlcheck.checks.state import made_by
 from pdlcheck.errors import Inconclusive
 
-__all__ = ["Parts", "own_share", "size_of"]
+__all__ = ["Parts", "size_of"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,16 @@ class Parts:
     batches: Sequence[Any]
     loss: Callable[[nn.Module, Any], Tensor] | None
     optimizer: Callable[[Iterable[Tensor]], Optimizer]
-    wrap: Callable[[nn.Module], nn.Module] | None
+    wrap: Callable[[nn.Module], nn.Module | tuple[nn.Module, Optimizer]] | None
     step: Callable[[nn.Module, Optimizer, Any], object] | None
-    share: Callable[[Any], Any]
+    share: Callable[[Any], Any] | None
+    same_samples: Sequence[Sequence[int]]
     save: Callable[[Path, nn.Module, Optimizer], object] | None
     load: Callable[[Path, nn.Module, Optimizer], object] | None
     train: Callable[[nn.Module, int], object] | None
     reference: Callable[[nn.Module, int], object] | None
     loader: Callable[[range, int], Any] | None
+    loader_options: Mapping[str, Any]
     evaluate: Callable[..., Any] | None
     samples: Sequence[Tensor] | None
 
@@ -48,7 +50,7 @@ class Parts:
 
     def wrapped_model(self) -> nn.Module:
         """Return a new model as the program trains it."""
-        return self._wrapped(made_by(self.make))
+        return self._wrapped(made_by(self.make))[0]
 
     def training(self) -> tuple[nn.Module, Callable[[int], object]]:
         """Return the wrapped model, and a step that takes the rank's share of batch ``i``."""
@@ -63,25 +65,23 @@ class Parts:
         )
         return model, step, save, load
 
-    def _wrapped(self, model: nn.Module) -> nn.Module:
-        return model if self.wrap is None else self.wrap(model)
+    def _wrapped(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
+        wrapped = model if self.wrap is None else self.wrap(model)
+        return wrapped if isinstance(wrapped, tuple) else (wrapped, self.optimizer(wrapped.parameters()))
 
     def _begin(self) -> tuple[nn.Module, Callable[[int], object], Optimizer]:
-        model = self.wrapped_model()
-        optimizer = self.optimizer(model.parameters())
-
+        model, optimizer = self._wrapped(made_by(self.make))
         return model, partial(self._step, model=model, optimizer=optimizer), optimizer
 
     def _step(self, i: int, model: nn.Module, optimizer: Optimizer) -> None:
-        self._take(model, optimizer, self.share(self.batches[i % len(self.batches)]))
+        self._take(model, optimizer, self._share(self.batches[i % len(self.batches)]))
 
     def own_training(self, model: nn.Module, steps: int) -> None:
         """Train the wrapped model on this rank's shares, without dropout."""
         with _without_dropout(model):
-            wrapped = self._wrapped(model)
-            optimizer = self.optimizer(wrapped.parameters())
+            wrapped, optimizer = self._wrapped(model)
             for batch in itertools.islice(itertools.cycle(self.batches), steps):
-                self._take(wrapped, optimizer, self.share(_like(model, batch)))
+                self._take(wrapped, optimizer, self._share(_like(model, batch)))
 
     def plain_training(self, model: nn.Module, steps: int) -> None:
         """Train the plain model on whole batches, without dropout."""
@@ -113,6 +113,21 @@ class Parts:
             model = made_by(self.make)
         return evaluate(model.eval(), *samples)
 
+    def shares(self, world_size: int) -> int:
+        """Return the number of shares into which ranks divide a batch."""
+        return len({self._first(rank) for rank in range(world_size)})
+
+    def _share(self, batch: Any) -> Any:
+        """Return this rank's part of the samples of a batch; by default equal parts for each set of ranks."""
+        if self.share is not None:
+            return self.share(batch)
+        number, count = self.shares(self._first(dist.get_rank())), self.shares(dist.get_world_size())
+        return _mapped(lambda tensor: tensor.tensor_split(count)[number], batch)
+
+    def _first(self, rank: int) -> int:
+        """Return the first of the ranks that work on the samples of this rank."""
+        return next((min(ranks) for ranks in self.same_samples if rank in ranks), rank)
+
     def _take(self, model: nn.Module, optimizer: Optimizer, batch: Any) -> None:
         if self.step is not None:
             self.step(model, optimizer, batch)
@@ -130,11 +145,6 @@ def _plain_step(loss: Callable[[nn.Module, Any], Tensor], model: nn.Module, opti
     optimizer.zero_grad()
     loss(model, batch).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-
-
-def own_share(batch: Any) -> Any:
-    """Return this rank's part of the samples of a batch, which is a tensor, or a tuple, list or dict of them."""
-    return _mapped(lambda tensor: tensor.tensor_split(dist.get_world_size())[dist.get_rank()], batch)
 
 
 def size_of(batch: Any) -> int:

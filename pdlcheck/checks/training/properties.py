@@ -33,16 +33,18 @@ class Property(NamedTuple):
         name: the words of the report.
         check: the name of the check.
         cases: the calls of the check. The first is the plainest; the others widen it if there is time.
+        no_case: the reason why there is no case.
     """
 
     name: str
     check: str
     cases: Sequence[Case]
+    no_case: str | None = None
 
 
 def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dtype, seed: int) -> Iterator[Property]:
     """Yield the properties that the parts allow to check."""
-    sizes = list(dict.fromkeys([world_size, 3, 4]))
+    sizes = [world_size] if parts.same_samples else list(dict.fromkeys([world_size, 3, 4]))
     if parts.trains:
         alike = partial(check_same_start, parts.wrapped_model, world, seed=seed)
         yield Property("all ranks start with the same weights", "check_same_start", _on_each(sizes, alike))
@@ -52,18 +54,21 @@ def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dty
         steps = min(2 * len(parts.batches), 8)
         in_sync = partial(check_replicas_in_sync, parts.training, world, steps=steps, seed=seed)
         yield Property("replicas stay equal", "check_replicas_in_sync", _on_each(sizes, in_sync))
-        streams = partial(check_random_streams, parts.training, parts.take_a_step, world)
+        streams = partial(
+            check_random_streams, parts.training, parts.take_a_step, world, same_samples=parts.same_samples
+        )
         yield Property("ranks draw random numbers of their own", "check_random_streams", _on_each(sizes, streams))
     if parts.trains and parts.save is not None:
         yield _of_resuming(parts, world, world_size, seed)
     if parts.loader is not None:
         numbers = (world_size, 24 * world_size), (world_size, 24 * world_size + 1), (3, 73)
+        visited = partial(
+            check_epoch_loop, parts.loader, world, **{"same_samples": parts.same_samples, **parts.loader_options}
+        )
         visits = [
-            Case(
-                f"{samples} samples, world_size={size}",
-                partial(check_epoch_loop, parts.loader, world, num_samples=samples, world_size=size),
-            )
+            Case(f"{samples} samples, world_size={size}", partial(visited, num_samples=samples, world_size=size))
             for size, samples in numbers
+            if size in sizes
         ]
         yield Property("ranks share the samples of each epoch", "check_epoch_loop", visits)
     if parts.samples is not None:
@@ -74,7 +79,8 @@ def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dty
 def _of_one_process(parts: Parts, world: Any, sizes: Sequence[int], options: dict[str, Any]) -> Property:
     """Return the comparison with plain code; with one rank if there is no plain code for the program's own step."""
     own_loop, whole = parts.train is not None, [size_of(batch) for batch in parts.batches]
-    sizes = [size for size in sizes if own_loop or all(samples % size == 0 for samples in whole)]
+    even = [size for size in sizes if own_loop or all(samples % parts.shares(size) == 0 for samples in whole)]
+    no_case = f"the samples of each batch must divide evenly over {' or '.join(map(str, sizes))} ranks, got {whole}"
     trained = parts.train if parts.train is not None else parts.own_training
     plainly = parts.reference
     if plainly is None and parts.loss is not None and parts.step is None and not own_loop:
@@ -82,10 +88,12 @@ def _of_one_process(parts: Parts, world: Any, sizes: Sequence[int], options: dic
     options = {"steps": max(3, min(len(parts.batches) + 1, 6)), **options}
     if plainly is not None:
         compared = partial(check_same_trajectory, trained, plainly, parts.make, world, **options)
-        return Property("training equals that of one process", "check_same_trajectory", _on_each(sizes, compared))
+        return Property(
+            "training equals that of one process", "check_same_trajectory", _on_each(even, compared), no_case
+        )
     checked = partial(check_world_size_does_not_matter, trained, parts.make, world, **options)
-    cases = [Case(f"world_sizes=(1, {size})", partial(checked, world_sizes=(1, size))) for size in sizes]
-    return Property("training equals that of one rank", "check_world_size_does_not_matter", cases)
+    cases = [Case(f"world_sizes=(1, {size})", partial(checked, world_sizes=(1, size))) for size in even]
+    return Property("training equals that of one rank", "check_world_size_does_not_matter", cases, no_case)
 
 
 def _of_resuming(parts: Parts, world: Any, world_size: int, seed: int) -> Property:

@@ -21,7 +21,8 @@ class Row:
         name: the property.
         check: the name of the check.
         verdict: ``right``, ``wrong``, ``not compared`` if there was nothing to compare, or ``not run``.
-        note: the likely cause of what is wrong, or the reason why nothing was compared.
+        note: the likely cause of what is wrong, or what was found if no cause is known; or the reason why nothing was
+            compared.
         seen: the conditions of the check, and whether a run has met them.
         cases: the cases that ran.
         seconds: the time of all cases.
@@ -41,6 +42,13 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """Return the columns of the table."""
         return self.name, self.check, self.verdict, str(len(self.cases)), f"{self.seconds:.1f}"
+
+    @property
+    def label(self) -> str:
+        """Return the word before the note."""
+        if self.verdict != "wrong":
+            return "reason"
+        return "found" if getattr(self.error, "cause", None) is None else "likely cause"
 
     @property
     def unseen(self) -> list[str]:
@@ -66,7 +74,6 @@ class TrainingReport:
         told = [lines[0].rstrip()]
         for line, row in zip(lines[1:], self.rows, strict=True):
             told.append(line.rstrip())
-            label = "likely cause" if row.verdict == "wrong" else "reason"
-            told += [f"    {label}: {row.note}"] if row.note else []
+            told += [f"    {row.label}: {row.note}"] if row.note else []
             told += [f"    not seen: {', '.join(row.unseen)}"] if row.unseen and row.verdict == "right" else []
         return "\n".join(told)

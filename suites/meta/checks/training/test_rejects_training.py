@@ -245,6 +245,81 @@ def test_a_loop_of_the_programs_own_is_compared_with_plain_code(world):
         check_training(plain_model, world, train=doubled, reference=plainly)
 
 
+def test_ranks_with_the_same_samples_draw_alike(world):
+    parts = {"batches": BATCHES, "loss": loss, "same_samples": [[0, 1]]}
+    assert check_training(seeds_alike, world, **parts).count("right") == 4
+    with pytest.raises(CheckFailed, match=r"replicas stay equal +check_replicas_in_sync +wrong"):
+        check_training(make, world, **parts)  # the masks differ
+    with pytest.raises(CheckFailed, match=r"own +check_random_streams +wrong[\s\S]*ranks [01] and [23] draw the same"):
+        check_training(seeds_alike, world, **{**parts, "same_samples": [[2, 3], [0, 1]]}, world_size=4)
+
+
+def test_each_set_of_ranks_with_the_same_samples_has_one_share(world):
+    def seeds_each_pair():
+        model = seeds_alike()
+        torch.manual_seed(1 + (dist.get_rank() // 2 if dist.is_initialized() else 0))
+        return model
+
+    def step(model, optimizer, batch):
+        start = 6 * (dist.get_rank() // 2)
+        if dist.get_world_size() == 4:
+            assert torch.equal(batch[0].float(), BATCHES[0][0][start : start + 6])
+        averages(model, optimizer, batch)
+
+    parts = {"batches": BATCHES[:1], "step": step, "same_samples": [[0, 1], [2, 3]]}
+    assert check_training(seeds_each_pair, world, **parts, world_size=4).count("right") == 4
+
+
+def test_wrap_may_return_the_optimizer_too(world):
+    def prepares(model):
+        model = DistributedDataParallel(model)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def forgets_ddp(model):
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    assert RIGHT.but(wrap=prepares).check(world).count("right") == 7
+    with pytest.raises(CheckFailed, match="no rank reduced or gathered values in step 1"):
+        RIGHT.but(wrap=forgets_ddp).check(world)
+
+
+def test_options_of_the_loader_reach_its_check(world):
+    def deals_batches(dataset, epochs):
+        rank, seen = dist.get_rank(), []
+        for epoch in range(epochs):
+            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(epoch))
+            rounds = 4 * dist.get_world_size()
+            order = torch.cat([order, order[: -len(order) % rounds]])
+            seen.append(list(order.split(4))[rank :: dist.get_world_size()])
+        return seen
+
+    with pytest.raises(CheckFailed, match=r"check_epoch_loop +wrong"):
+        check_training(make, world, loader=deals_batches)
+    assert check_training(make, world, loader=deals_batches, loader_options={"dealt_in": 4}).count("right") == 1
+
+
+def test_batches_that_do_not_divide_are_named(world):
+    odd = [(torch.randn(7, 3), torch.randn(7, 1))]
+    report = check_training(make, world, batches=odd, loss=loss, wrap=DistributedDataParallel)
+    (one,) = [each for each in report.rows if each.name == EQUALS]
+    assert one.verdict == "not run"
+    assert one.note == "the samples of each batch must divide evenly over 2 or 3 or 4 ranks, got [7]"
+
+
+def test_a_failure_without_a_cause_has_no_cause_in_the_table(world):
+    def train(model, steps, seed=0):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+
+    def other(model, steps):
+        train(model, steps, seed=1)
+
+    with pytest.raises(CheckFailed, match="\n    found: train: after 1 step") as raised:
+        check_training(lambda: nn.Linear(3, 1), world, train=train, reference=other)
+    assert raised.value.cause is None
+
+
 def test_a_loss_that_draws_is_not_compared(world):
     def noisy(model, batch):
         return loss(model, batch) * (1 + 0.1 * torch.rand(()))
@@ -276,6 +351,8 @@ def test_conditions_reach_the_session(world):
         ({}, "has nothing to check: give batches="),
         ({"batches": BATCHES, "save": save}, "needs both save= and load=, got save alone"),
         ({"samples": SAMPLES}, "evaluate is missing"),
+        ({"loader": loader, "same_samples": [[0, 1, 2]]}, "as same_samples sets of the 2 ranks"),
+        ({"loader": loader, "same_samples": [[0, 1], [1]]}, "each rank in one set at most"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(world, parts, message):
