@@ -98,7 +98,7 @@ class Parts:
                         "let make() return a model that draws none, such as one without stochastic depth"
                     )
 
-    def take_a_step(self, made: tuple[nn.Module, Callable[[int], object]]) -> None:
+    def training_step(self, made: tuple[nn.Module, Callable[[int], object]]) -> None:
         """Take a training step in training mode."""
         model, step = made
         model.train()

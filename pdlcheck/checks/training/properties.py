@@ -55,7 +55,7 @@ def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dty
         in_sync = partial(check_replicas_in_sync, parts.training, world, steps=steps, seed=seed)
         yield Property("replicas stay equal", "check_replicas_in_sync", _on_each(sizes, in_sync))
         streams = partial(
-            check_random_streams, parts.training, parts.take_a_step, world, same_samples=parts.same_samples
+            check_random_streams, parts.training, parts.training_step, world, same_samples=parts.same_samples
         )
         yield Property("ranks draw random numbers of their own", "check_random_streams", _on_each(sizes, streams))
     if parts.trains and parts.save is not None:
