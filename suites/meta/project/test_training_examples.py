@@ -17,7 +17,7 @@ FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 @pytest.fixture(scope="module")
 def verdicts():
     """Run all examples once; return the lines of pytest's summary."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", FOLDER]
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:randomly", FOLDER]
     done = subprocess.run(command, cwd=FOLDER, env=environment(), capture_output=True, text=True, timeout=400)
     found = [line for line in done.stdout.splitlines() if line.startswith(("PASSED ", "FAILED ", "ERROR ", "SKIPPED "))]
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
