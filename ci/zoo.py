@@ -14,6 +14,9 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from pdlcheck.cores import usable_cores
 from pdlcheck.worlds import get_world
 from suites.meta.catalogue import INNOCENT
 from suites.zoo import ENTRIES, Entry, Verdict, judge
@@ -39,6 +43,8 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write the page with all messages there")
     options = parser.parse_args()
     chosen = [one for one in ENTRIES if options.only in one.bug]
+    if not chosen:
+        parser.error(f"no bug has {options.only!r} in its name")
     judge(chosen[0], get_world("sim"), broken=False)  # imports take seconds, and belong to no check
     verdicts = [(one, judge(one, get_world("sim"), broken=True)) for one in chosen]
     if options.messages:
@@ -46,17 +52,25 @@ def main() -> int:
             print(f"== {one.bug} ({one.check}, {one.judged})\n{verdict.error}\n")
     console = Console(width=140)
     console.print(_table(verdicts))
-    twins = [(f"the twin of {one.bug}", run) for one in chosen for run in _twins(one)]
-    traps = [] if options.only else [(f"the trap {program.__name__}", _trap(program, end)) for program, end in INNOCENT]
-    alarms = {kind: list(_alarms(of, options.seeds)) for kind, of in (("twins", twins), ("traps", traps))}
-    for alarm in [*alarms["twins"], *alarms["traps"]]:
+    alarms = _alarms(options.only, options.seeds)
+    for alarm in alarms:
         print(alarm)
-    tried = {"twins": len(chosen), "traps": len(traps)}
-    counted = {f"alarms on {tried[kind]} {kind}, {options.seeds} schedules each": len(alarms[kind]) for kind in alarms}
+    tried = {"twin": len(chosen), "trap": 0 if options.only else len(INNOCENT)}
+    counted = {
+        f"alarms on {count} {kind}s, {options.seeds} schedules each": sum(f" the {kind} " in one for one in alarms)
+        for kind, count in tried.items()
+    }
     console.print(_summary(verdicts, counted))
     if options.page:
         options.page.write_text(_page(verdicts))
-    return 0 if not any(alarms.values()) and all(explains(one, verdict) for one, verdict in verdicts) else 1
+    return 0 if not alarms and all(explains(one, verdict) for one, verdict in verdicts) else 1
+
+
+def _correct(only: str) -> list[tuple[str, Callable[[Any], Verdict]]]:
+    """Return the correct programs with their names."""
+    twins = [(f"the twin {one.bug}", run) for one in ENTRIES if only in one.bug for run in _twins(one)]
+    traps = [] if only else [(f"the trap {program.__name__}", _trap(program, end)) for program, end in INNOCENT]
+    return [*twins, *traps]
 
 
 def _twins(one: Entry) -> Iterator[Callable[[Any], Verdict]]:
@@ -73,11 +87,18 @@ def _trap(program: Callable[[], object], expected: object) -> Callable[[Any], Ve
     return lambda world: verdict_on(lambda: run(world))
 
 
-def _alarms(programs: list[tuple[str, Callable[[Any], Verdict]]], seeds: int) -> Iterator[str]:
-    for name, run in programs:
-        for seed in range(seeds):
-            if error := run(get_world("sim", seed=seed)).error:
-                yield f"ALARM on {name}, seed {seed}: {error}"
+def _alarms(only: str, seeds: int) -> list[str]:
+    """Run the correct programs under each schedule, in a process for each core; return a line for each failure."""
+    count = len(_correct(only))
+    with ProcessPoolExecutor(min(count, usable_cores()), get_context("spawn")) as processes:
+        found = processes.map(partial(_alarms_of, only, seeds), range(count))
+        return [alarm for alarms in found for alarm in alarms]
+
+
+def _alarms_of(only: str, seeds: int, place: int) -> list[str]:
+    name, run = _correct(only)[place]
+    errors = [(seed, run(get_world("sim", seed=seed)).error) for seed in range(seeds)]
+    return [f"ALARM on {name}, seed {seed}: {error}" for seed, error in errors if error is not None]
 
 
 def _table(verdicts: Verdicts) -> Table:

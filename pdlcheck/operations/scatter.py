@@ -18,7 +18,7 @@ from pdlcheck.operations.forms import (
     lists_of_tensors,
 )
 from pdlcheck.operations.kind import Collective, Moved
-from pdlcheck.operations.memory_order import refuse_mixed_lists
+from pdlcheck.operations.memory_order import refuse_gaps, refuse_mixed_lists
 from pdlcheck.operations.method import Group, Method
 from pdlcheck.operations.mpi_call import MpiCall
 from pdlcheck.operations.operation import Operation, Part
@@ -69,6 +69,13 @@ def _post(group: Group, method: Method, arguments: Any) -> dist.Work:
     return group.post_collective(method, parts, (outputs, inputs, options), compare=outputs, root=options.rootRank)
 
 
+def _refuse_memory(operation: Operation) -> None:
+    """Check the memory of the outputs, and of the inputs, which gloo sends as they lie."""
+    refuse_mixed_lists(operation)
+    for part in operation.parts:
+        refuse_gaps(operation.signature.op, part.inputs)
+
+
 SCATTER = _Scatter(
     Method(
         "scatter",
@@ -79,6 +86,6 @@ SCATTER = _Scatter(
             {"output_tensor": list_of_one, "input_tensors": lists_of_one} | ROOT,
         ),
         _post,
-        check=refuse_mixed_lists,
+        check=_refuse_memory,
     )
 )

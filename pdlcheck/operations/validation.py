@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pdlcheck.compat.torch.tensors import storage_key
 from pdlcheck.operations.kind import OperationKind
+from pdlcheck.operations.memory_order import refuse_gaps
 from pdlcheck.operations.operation import Operation, Part
 from pdlcheck.operations.signature import Signature
 
@@ -59,6 +60,8 @@ def _refuse_memory(operation: Operation, kind: OperationKind) -> None:
         NotImplementedError: torch's own backends do not move tensors of this layout.
     """
     for part in operation.parts:
+        if kind.one_order and not kind.lists:
+            refuse_gaps(operation.signature.op, [*part.inputs, *part.outputs])
         for tensor in part.outputs:
             if tensor.layout is _strided and not tensor.is_contiguous():
                 _refuse_overlap(tensor, operation.signature.op)

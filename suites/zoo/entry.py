@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def judge(one: Entry, world: Any, *, broken: bool) -> Verdict:
 
 
 def verdict_on(run: Callable[[], object]) -> Verdict:
-    """Call ``run``, and return the verdict.
+    """Call ``run``, and return the verdict: an error of pdlcheck, also the type that torch has for a refused call.
 
     Raises:
         Exception: an error that is no verdict.
@@ -110,7 +111,16 @@ def verdict_on(run: Callable[[], object]) -> Verdict:
         raise
     except (CheckFailed, PdlcheckError) as found:
         error = found
+    except RuntimeError as refused:
+        if not _is_of_an_operation(refused):
+            raise
+        error = refused
     return Verdict(error, time.perf_counter() - start)
+
+
+def _is_of_an_operation(error: RuntimeError) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith("pdlcheck.operations.")
 
 
 def judge_also(one: Entry, world: Any, *, broken: bool) -> Verdict:

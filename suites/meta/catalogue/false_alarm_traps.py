@@ -41,7 +41,7 @@ def works_on_other_rows():
 
 
 def works_on_other_columns():
-    buffer = torch.zeros(4, 3)
+    buffer = torch.zeros(3, 4).t()  # so that a column is one block of memory
     work = dist.all_reduce(buffer[:, 1], async_op=True)
     buffer[:, 0] += 1
     buffer[:, 2] += 1

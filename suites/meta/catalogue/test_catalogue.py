@@ -14,7 +14,6 @@ from pdlcheck.worlds.semantics import PROFILES
 from ..clone import ROOT
 from . import FAULTS, INNOCENT, KINDS
 from .entry import lines_named_by
-from .false_alarm_traps import works_on_other_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
@@ -89,8 +88,6 @@ def gloo():
 
 @pytest.mark.parametrize(("program", "expected"), INNOCENT, ids=lambda value: getattr(value, "__name__", ""))
 def test_what_only_looks_faulty_is_silent_on_watched_gloo(gloo, program, expected):
-    if program is works_on_other_columns:
-        pytest.skip("gloo takes the memory of a column for one row")
     assert gloo.run(program, world_size=2) == [expected] * 2
 
 

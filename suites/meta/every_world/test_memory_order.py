@@ -139,3 +139,50 @@ def gather_all(transposed):
 @pytest.mark.parametrize("transposed", [True, False])
 def test_what_is_gathered_is_copied_element_by_element(world, transposed):
     assert world.run(gather_all, transposed, world_size=2) == [[numbers(0).tolist(), numbers(1).tolist()]] * 2
+
+
+def first_column(values):
+    """Return the first column of a table, with ``values``; other elements lie between them."""
+    table = torch.full((len(values), 2), -1.0)
+    table[:, 0] = torch.tensor(values)
+    return table[:, 0]
+
+
+def reduce_scatter_to(x):
+    dist.reduce_scatter(x, [torch.ones(2), torch.ones(2)])
+
+
+def scatter_from(x):
+    dist.scatter(torch.empty(2), [x, x] if dist.get_rank() == 0 else None, 0)
+
+
+def scatter_to(x):
+    dist.scatter(x, [torch.ones(2), torch.ones(2)] if dist.get_rank() == 0 else None, 0)
+
+
+@pytest.mark.parametrize("collective", [all_reduce, broadcast, reduce, reduce_scatter_to, scatter_from, scatter_to])
+def test_other_elements_between_those_of_a_tensor_are_told(world, collective):
+    """Gloo moves the block of memory in which the tensor begins: for a column, that of the first rows."""
+
+    def program(in_one_block):
+        x = first_column([1.0, 2.0])
+        collective(x.contiguous() if in_one_block else x)
+
+    world.run(program, True, world_size=2)
+    name = collective.__name__.removesuffix("_to").removesuffix("_from")
+    told = rf"{name} moves memory as it lies, .* as a column has: shape \(2,\), strides \(2,\); call .contiguous"
+    with pytest.raises(RuntimeError, match=told):
+        world.run(program, False, world_size=2)
+
+
+def copies_columns():
+    x, rank = first_column([1.0, 2.0]), dist.get_rank()
+    gathered, own = [first_column([0.0, 0.0]) for _ in range(2)], torch.empty(2)
+    dist.all_gather(gathered, x)
+    dist.gather(x, gathered if rank == 0 else None, 0)
+    dist.reduce_scatter(own, [x, x])
+    return [one.tolist() for one in (*gathered, own)]
+
+
+def test_columns_that_are_copied_are_right(world):
+    assert world.run(copies_columns, world_size=2) == [[[1.0, 2.0], [1.0, 2.0], [2.0, 4.0]]] * 2
