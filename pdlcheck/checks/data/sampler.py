@@ -18,6 +18,7 @@ from pdlcheck.checks.checkpoint.unsaved_state import seed_streams
 from pdlcheck.checks.data.sampler_repeats import Repeats, drawn, require_repeats, what_to_pass
 from pdlcheck.checks.data.shard_rules import ENOUGH_SAMPLES, some
 from pdlcheck.checks.data.shards import check_epochs_differ, check_shards
+from pdlcheck.checks.diagnosis import Candidate, explain
 from pdlcheck.checks.message import case, failure, name_of, takes_world
 from pdlcheck.errors import CheckFailed, Inconclusive
 
@@ -353,13 +354,21 @@ def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], 
     for rank, (found, expected) in enumerate(zip(given, undisturbed, strict=True)):
         if found == expected:
             continue
-        cause = resumed.why_anew(undisturbed) or resumed.how_far_off(undisturbed)
-        if any(given) and given == [one[FETCHED_AHEAD:] for one in undisturbed]:
-            cause = "the position counts what the loader fetched ahead, not what training used"
-        elif sorted(itertools.chain(*given)) == sorted(itertools.chain(*undisturbed)):
-            cause = "the samples that are left come in another order, or on other ranks"
-        if resumed.needs_the_same_numbers(undisturbed):
-            cause = "the order, or its seed, is drawn from global random numbers, and is not part of the state"
+        ahead = any(given) and given == [one[FETCHED_AHEAD:] for one in undisturbed]
+        others = sorted(itertools.chain(*given)) == sorted(itertools.chain(*undisturbed))
+        tables = {
+            "the order, or its seed, is drawn from global random numbers, and is not part of the state": (
+                resumed.needs_the_same_numbers(undisturbed)
+            ),
+            "the position counts what the loader fetched ahead, not what training used": ahead,
+            "the samples that are left come in another order, or on other ranks": others,
+        }
+        known = resumed.why_anew(undisturbed) or resumed.how_far_off(undisturbed)
+        cause = explain(
+            given,
+            *([Candidate.when(text, true)] for text, true in tables.items()),
+            [Candidate.when(known or "the epoch begins anew", known is not None)],
+        )
         raise failure(
             f"{subject}: resumed, rank {rank} gives {some(found)}, the undisturbed run gives {some(expected)}",
             used_before=some(sorted(resumed.gone)),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks.data_parallel.comm_hook_results import Given, Results
+from pdlcheck.checks.diagnosis import Candidate, explain
 from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.state import State, differing, digest, require_bits, state_of, whole
 from pdlcheck.errors import Inconclusive, PdlcheckError
@@ -223,6 +224,9 @@ def _train(
     return Seen(name_of(hook), max(places, default=-1) + 1, steps, held)
 
 
+_OWN_RESULTS = "ranks compute the result from what only they have, or met in different operations"
+
+
 def _made(make_hook: MakeHook, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
     """Return the state and the hook.
 
@@ -248,7 +252,11 @@ def _same_everywhere(who: str, everyone: list[list[State]], given: Given, facts:
             own = [grads[step][place] for grads in given]
             pairs = zip(own, (state[name] for state in states), strict=True)
             local = all(grad is not None and held is not None and torch.equal(grad, held) for grad, held in pairs)
-            cause = "ranks compute the result from what only they have, or met in different operations"
+            cause = explain(
+                states,
+                [Candidate.when("it is this rank's own gradient: never reduced", local)],
+                hints=[Candidate.when(_OWN_RESULTS, True)],
+            )
             for rank, state in enumerate(states[1:], start=1):
                 require_bits(
                     f"{who}: replicas differ after step {step + 1}: rank {rank}",
@@ -256,6 +264,6 @@ def _same_everywhere(who: str, everyone: list[list[State]], given: Given, facts:
                     (state[name], states[0][name]),
                     "rank 0 holds",
                     Place(rank, step=step + 1),
-                    likely_cause="it is this rank's own gradient: never reduced" if local else cause,
+                    likely_cause=cause,
                     case=facts,
                 )

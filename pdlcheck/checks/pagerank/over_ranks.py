@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.message import failure, takes_world
 from pdlcheck.checks.pagerank.oracle import MAX_DENSE_NODES, Oracle
 from pdlcheck.checks.pagerank.rank_causes import Rounds, solution_causes
@@ -198,9 +199,12 @@ def _moved(flows: list[dict[tuple[int, int, str], tuple[int, int]]], one: int, o
     return moved["halo"], moved["rest"]
 
 
-def _bytes_cause(moved: int, nodes: int, edges: int, owned: int) -> str | None:
-    if moved == edges:
-        return "a value is sent for each edge, not for each distinct source"
-    if moved == owned:
-        return "all scores of the rank are sent, needed or not"
-    return "values are left out" if moved < nodes else "values are sent that no edge needs"
+def _bytes_cause(moved: int, nodes: int, edges: int, owned: int) -> Diagnosis:
+    return explain(
+        moved,
+        [
+            Candidate.when("a value is sent for each edge, not for each distinct source", moved == edges),
+            Candidate.when("all scores of the rank are sent, needed or not", moved == owned),
+        ],
+        hints=[Candidate.when("values are left out" if moved < nodes else "values are sent that no edge needs", True)],
+    )
