@@ -28,6 +28,10 @@ _OPTIMIZERS = (
     "gradients agree: optimizer states or learning rates differ, or on some rank the step was not taken, or weights "
     "were changed"
 )
+_STALE = (
+    "the rank took no step, or loaded a file, or a copy, before the new one was written: a barrier, or a broadcast of "
+    "what was loaded, must come between"
+)
 _ONLY_GRADIENTS = (
     "; parameters are alike: right for a step that reduces gradients into memory of its own, as ZeRO does, or averages "
     "models, which gradients=False accepts"
@@ -51,6 +55,7 @@ class Differing(NamedTuple):
         values: the state of each rank.
         exchanges: what each rank exchanged before that look, and before the one before; empty if unknown.
         lacking: the parameters without a gradient that had one at the look before, with their numbers of elements.
+        earlier: the ranks that hold the parameters of an earlier look, each with the number of that look.
         sync_every: the number of steps between two looks.
     """
 
@@ -60,6 +65,7 @@ class Differing(NamedTuple):
     values: list[State]
     exchanges: Sequence[Sequence[Exchange]]
     lacking: Mapping[str, int]
+    earlier: Mapping[int, int]
     sync_every: int
 
     @property
@@ -75,6 +81,19 @@ class Differing(NamedTuple):
         before = [one[1] for one in self.exchanges if len(one) > 1]
         step, earlier = (self.steps_before(where) for where in (self.where, self.where - 1))
         return why_apart(step, [one[0] for one in self.exchanges], earlier, before, self.lacking)
+
+    @property
+    def stale(self) -> str | None:
+        """Return which ranks hold the parameters of an earlier step, if others hold new ones; gradients agree."""
+        if "parameter" not in self.kinds or "gradient" in self.kinds or not 0 < len(self.earlier) < len(self.values):
+            return None
+        rank, look = next(iter(self.earlier.items()))
+        step, more = (
+            look * self.sync_every,
+            f", and so do {len(self.earlier) - 1} more" if len(self.earlier) > 1 else "",
+        )
+        of = f"that it had after step {step}" if step else "of the start"
+        return f"rank {rank} holds the parameters {of}{more}"
 
     def steps_before(self, where: int) -> str:
         """Return the steps between a look and the one before, in words."""
@@ -120,6 +139,7 @@ def diagnose(differing: Differing) -> Diagnosis:
         [Candidate(_NOT_AVERAGED, holds=lambda one: not one.gradients and one.kinds != {"buffer"})],
         [Candidate(_NO_GRADIENTS_LEFT, holds=lambda one: one.lack_gradients and one.kinds != {"buffer"})],
         [Candidate(_NO_GRADIENT, holds=lambda one: one.get_no_gradient and one.kinds != {"buffer"})],
+        [Candidate.when(f"{differing.stale}: {_STALE}", differing.stale is not None)],
         [Candidate(_OPTIMIZERS, holds=lambda one: one.kinds != {"buffer"})],
         [Candidate(_OWN_BUFFERS, holds=lambda one: one.kinds == {"buffer"} and one.where > 0, short="own buffers")],
     )

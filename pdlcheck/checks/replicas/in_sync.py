@@ -96,7 +96,9 @@ def require_in_sync(who: str, start: Start, world: Any, look: Look, *, world_siz
         return
     when = "before the first step" if first.where == 0 else f"after step {first.where * look.sync_every}"
     values, exchanges = [trace.value for trace in traces], [trace.exchanges for trace in traces]
-    seen = Differing(first.where, first.names, look.gradients, values, exchanges, first.lacking, look.sync_every)
+    seen = Differing(
+        first.where, first.names, look.gradients, values, exchanges, first.lacking, first.earlier, look.sync_every
+    )
     _raise_where_replicas_differ(
         f"{who}: replicas differ {when}",
         values,
@@ -143,6 +145,7 @@ class Trace:
     differ. ``moved`` is True if a parameter changed. ``calls`` are the numbers of collectives before each recorded
     state. ``exchanges`` are what the rank exchanged before this state and before the one recorded earlier, empty if
     unknown. ``lacking`` are the parameters without a gradient that had one then, with their numbers of elements.
+    ``earlier`` are the ranks that hold the parameters of an earlier state, each with the number of that state.
     """
 
     where: int | None
@@ -152,6 +155,7 @@ class Trace:
     calls: Sequence[int] = ()
     exchanges: Sequence[Exchange] = ()
     lacking: Mapping[str, int] = field(default_factory=dict)
+    earlier: Mapping[int, int] = field(default_factory=dict)
 
 
 def _trace(start: Start, look: Look, seed: int) -> Trace:
@@ -175,11 +179,26 @@ def _trace(start: Start, look: Look, seed: int) -> Trace:
             value = {name: seen[where].get(name) for name in [*names, *alike]}
             windows = [posted[start:end] for start, end in pairwise(starts)] if posted is not None else []
             exchanges = [exchange_of(one) for one in reversed(windows[max(0, where - 2) : where])]
-            return Trace(where, names, value, moved=True, exchanges=exchanges, lacking=_lacking(seen[: where + 1]))
+            return Trace(
+                where,
+                names,
+                value,
+                moved=True,
+                exchanges=exchanges,
+                lacking=_lacking(seen[: where + 1]),
+                earlier=_earlier(everyone, where, [name for name in names if name.startswith("parameter")]),
+            )
     first, last = digest(seen[0]), digest(seen[-1])
     moved = any(first[name] != last.get(name) for name in first if name.startswith("parameter"))
     calls = [sum(exchange_of(posted[start:end]).calls.values()) for start, end in pairwise(starts)] if posted else []
     return Trace(None, [], {}, moved, calls)
+
+
+def _earlier(digests: Sequence[Sequence[Mapping[str, str]]], where: int, names: Sequence[str]) -> dict[int, int]:
+    """Return the ranks whose parameters are those of an earlier state of any rank, each with that state's number."""
+    held = [[tuple(state.get(name) for name in names) for state in states[: where + 1]] for states in digests]
+    then = {parameters: number for number in range(where) for parameters in (own[number] for own in held)}
+    return {rank: then[own[where]] for rank, own in enumerate(held) if names and own[where] in then}
 
 
 def _conditions(calls: Sequence[int]) -> dict[str, bool]:
