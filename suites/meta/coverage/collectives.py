@@ -275,18 +275,6 @@ def _sent_dtypes():
     return everywhere([(str(dtype), torch.tensor([root % 4, 1]).to(dtype).tolist()) for root, dtype in dtypes])
 
 
-def column_of_a_matrix():
-    """Reduce a strided tensor; the other columns stay."""
-    x = mine(3, 4)
-    dist.all_reduce(x[:, 1])
-    return x
-
-
-def column_of_a_matrix_alone():
-    total = sum(of_all(3, 4))[:, 1]
-    return [torch.cat([x[:, :1], total[:, None], x[:, 2:]], dim=1) for x in of_all(3, 4)]
-
-
 def scalars():
     x = mine()
     dist.all_reduce(x)
@@ -335,7 +323,6 @@ FEATURES = [
     Feature("polled until complete", polled_until_complete, lambda: everywhere(sum(of_all(3)))),
     Feature("all_gather of 9 dtypes", collectives.all_gather_of_every_dtype, _gathered_dtypes),
     Feature("broadcast of 9 dtypes", collectives.broadcast_of_every_dtype, _sent_dtypes),
-    Feature("all_reduce of a column", column_of_a_matrix, column_of_a_matrix_alone),
     Feature("all_reduce of a scalar", scalars, lambda: everywhere(sum(of_all()))),
     Feature("collectives of empty tensors", empty_tensors, lambda: everywhere((torch.zeros(0), _empty(0)))),
 ]

@@ -86,7 +86,9 @@ def gradient_of_gather_and_scatter():
     x, parts = _mine(2).requires_grad_(), [_mine(2).requires_grad_() for _ in range(4)]
     gathered = through.gather(x, 1)
     out = through.scatter(parts, 2)
-    weights = torch.tensor([1.0, 2.0])  # the gradient of a bare sum is not contiguous: see scatter_of_columns
+    weights = torch.tensor(
+        [1.0, 2.0]
+    )  # the gradient of a bare sum is not contiguous, and gloo would send what lies behind it
     loss = sum((r + 1) * (weights * part).sum() for r, part in enumerate(gathered))
     (loss + (dist.get_rank() + 1) * (weights * out).sum()).backward()
     mine = [part.tolist() for part in gathered] if dist.get_rank() == 1 else None

@@ -7,13 +7,13 @@ import pytest
 from pdlcheck.worlds import get_world
 
 from ..needs_mpi import needs_mpi
-from . import DIFFERENT, NOT_ON_MPI, ONLY_SIM, REFUSALS, SAME, TRAINING
+from . import NOT_ON_MPI, ONLY_SIM, REFUSALS, SAME, TRAINING
 from .comparing import name, of_this_torch, on_both, refuses, same_weights
 
 pytestmark = [needs_mpi, pytest.mark.filterwarnings("ignore")]  # torch renames functions from release to release
 
 # where gloo differs, MPI behaves like simulated ranks
-AS_SIMULATED = [program for program in (*SAME, *DIFFERENT, *ONLY_SIM) if program not in NOT_ON_MPI]
+AS_SIMULATED = [program for program in (*SAME, *ONLY_SIM) if program not in NOT_ON_MPI]
 
 
 @pytest.fixture(scope="module")
