@@ -177,3 +177,36 @@ def test_pytorch_metric_learning_scales_gradients_of_proxies_by_the_number_of_ra
     with pytest.raises(CheckFailed, match=r"of 'loss.W'[\s\S]*world_size = 2 times too large"):
         program.check()
     program.check("ContrastiveLoss")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ignite_seeds_all_ranks_alike_for_a_users_sampler(monkeypatch):
+    program = library_module("ignite_sampler_seed", pytorch_ignite="0.5.5")
+    with pytest.raises(CheckFailed, match=r"ranks 0 and 1 draw the same random numbers.*aten.bernoulli_"):
+        program.check()
+    program.check(partial(program.make, weighted=False))
+    order = program.DistributedProxySampler.__iter__
+
+    def drawn_apart(sampler):
+        with torch.random.fork_rng(devices=[]):
+            return order(sampler)
+
+    monkeypatch.setattr(program.DistributedProxySampler, "__iter__", drawn_apart)
+    program.check()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pylate_scales_gradients_by_the_number_of_ranks(monkeypatch):
+    program = library_module("pylate_gradient", pylate="1.6.0")
+    with pytest.raises(CheckFailed, match="world_size = 2 times too large"):
+        program.check()
+    monkeypatch.setattr("pylate.losses.contrastive.get_world_size", lambda: 1)
+    program.check()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flagembedding_divides_gradients_by_the_number_of_ranks():
+    program = library_module("flagembedding_gradient", FlagEmbedding="1.4.2")
+    with pytest.raises(CheckFailed, match=r"world_size = 2 times too small.*a gather in the loss cuts the way back"):
+        program.check()
+    program.check(program.scaled)
