@@ -210,3 +210,15 @@ def test_flagembedding_divides_gradients_by_the_number_of_ranks():
     with pytest.raises(CheckFailed, match=r"world_size = 2 times too small.*a gather in the loss cuts the way back"):
         program.check()
     program.check(program.scaled)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_resumes_a_later_epoch_in_the_order_of_the_first(monkeypatch):
+    program = library_module("transformers_resume_order", transformers="5.24.0", accelerate="1.15.0")
+    with pytest.raises(CheckFailed, match=r"sample 4 is in the shards of ranks \[0, 1\][\s\S]*3 samples more"):
+        program.check()
+    program.check(world_size=1)
+    program.check(partial(program.resumed_epoch, strategy="random"))
+    sampler = "accelerate.data_loader.BatchSamplerShard.set_epoch"
+    monkeypatch.setattr(sampler, lambda self, epoch: self.batch_sampler.set_epoch(epoch), raising=False)
+    program.check()
