@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -41,6 +42,8 @@ class GivenToOptimizer:
             they were not asked for.
         exchanges: what the rank exchanged with others in the last step and in the one before, if there is one. The last
             step goes on to the end of the training. Empty if unknown.
+        is_resumed: whether the parameter had other values before the first step than at the start of the training, as
+            after a checkpoint is loaded. Its earlier steps are unknown then.
     """
 
     optimizer: str
@@ -50,6 +53,7 @@ class GivenToOptimizer:
     is_torchs: bool = True
     passes: Sequence[Tensor] = ()
     exchanges: Sequence[Exchange] = ()
+    is_resumed: bool = False
 
     @property
     def steps(self) -> int:
@@ -81,6 +85,7 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
     running: list[tuple[Optimizer, RemovableHandle, set[str]]] = []  # with its parameters; each one calls the next
     passed: defaultdict[str, list[Tensor]] = defaultdict(list)
     starts: defaultdict[str, list[int]] = defaultdict(lambda: [0])  # of each step and the next, in the operations
+    begins = {id(one): one.detach().clone() for one in model.parameters() if not (one.is_meta or is_lazy(one))}
 
     def record(optimizer: Optimizer, number: int, again: bool) -> None:
         names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
@@ -90,7 +95,9 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
                 name = names.get(id(parameter))
                 if name is None or hasattr(parameter, "full_tensor"):
                     continue
-                one = given.setdefault(name, GivenToOptimizer("", parameter.numel()))
+                if name not in given:
+                    given[name] = GivenToOptimizer("", parameter.numel(), is_resumed=_differs(parameter, begins))
+                one = given[name]
                 if again or any(name in outer for _, _, outer in running[:number]):
                     one.settings.pop()
                     starts[name].pop()
@@ -151,6 +158,11 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
     finally:
         for hook in (*hooks, *(hook for _, hook, _ in running)):
             hook.remove()
+
+
+def _differs(parameter: Tensor, begins: Mapping[int, Tensor]) -> bool:
+    begin = begins.get(id(parameter))
+    return begin is not None and not torch.equal(begin.to(parameter.device, parameter.dtype), parameter.detach())
 
 
 def _is_setting(key: str, value: Any) -> bool:

@@ -88,6 +88,8 @@ def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given) 
 
 
 def _of_counts(steps: _Steps, ranks: Sequence[Given], rank: int) -> Iterator[Candidate[_Steps]]:
+    if any(given[name].is_resumed for given in (steps.found, steps.right) for name in steps.wrong):
+        return  # the steps before are unknown
     ours, theirs = (max(given[name].steps for name in steps.wrong) for given in (steps.found, steps.right))
     counts = [max((one.steps for one in given.values()), default=0) for given in ranks]
     where = "" if len(set(counts)) == 1 else f" on rank {rank} ({', '.join(map(str, counts))} on the ranks in order)"

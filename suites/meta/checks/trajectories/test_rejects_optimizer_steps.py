@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -235,3 +236,17 @@ def test_what_changes_weights_outside_of_the_step_is_not_put_down_to_it(world):
     error = rejected(world, decays)
     assert error.cause is None
     assert "the last gradients and the settings that the optimizer got are right" in str(error)
+
+
+def test_the_number_of_steps_is_no_cause_where_a_checkpoint_is_loaded(world):
+    def resumes(model, steps, *, factor=1.0, twice=False):
+        earlier = copy.deepcopy(model)
+        plainly(earlier, steps - 1)
+        adam, state = ADAM(model.parameters()), earlier.state_dict()
+        model.load_state_dict(state)
+        ddp(model, 1, factor=factor, optimizer=lambda _: adam, twice=twice)
+
+    error = rejected(world, functools.partial(resumes, twice=True), steps=1)
+    assert error.cause.startswith("the optimizer took 2 steps, that of plainly 1")
+    error = rejected(world, resumes, steps=2)
+    assert "steps, that of plainly" not in str(error)
