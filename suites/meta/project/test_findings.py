@@ -222,3 +222,12 @@ def test_transformers_resumes_a_later_epoch_in_the_order_of_the_first(monkeypatc
     sampler = "accelerate.data_loader.BatchSamplerShard.set_epoch"
     monkeypatch.setattr(sampler, lambda self, epoch: self.batch_sampler.set_epoch(epoch), raising=False)
     program.check()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_deepspeed_adds_up_gradients_of_different_parameters():
+    program = library_module("deepspeed_branches", deepspeed="0.19.8")
+    with pytest.raises(CheckFailed, match=r"after 1 step.*parameter 'layers.0.weight', one_process holds"):
+        program.check()
+    program.check(partial(program.train, stage=0))
+    program.check(partial(program.train, same_branch=True), partial(program.one_process, same_branch=True))
