@@ -231,3 +231,19 @@ def test_deepspeed_adds_up_gradients_of_different_parameters():
         program.check()
     program.check(partial(program.train, stage=0))
     program.check(partial(program.train, same_branch=True), partial(program.one_process, same_branch=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_streaming_gives_ranks_different_numbers_of_batches():
+    program = library_module("streaming_device_batches", mosaicml_streaming="0.13.0")
+    with pytest.raises(CheckFailed, match=r"the shards have \[12, 8\] samples, they may differ by 0"):
+        program.check()
+    program.check("per_stream")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_webdataset_reads_the_shards_in_the_same_order_in_every_epoch():
+    program = library_module("webdataset_shard_order", webdataset="1.0.2")
+    with pytest.raises(CheckFailed, match=r"rank 0 has samples .* \(48 in all\) in epochs 0 and 1"):
+        program.check()
+    program.check(detshuffle=True)
