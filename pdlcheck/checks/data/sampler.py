@@ -189,10 +189,11 @@ def check_sampler_resumes(
         ranks = world.run(_leg, *arguments, world_size=world_size)
         given = [samples for samples, _ in ranks]
         resumed = Resumed(world, world_size, arguments, num_samples, gone, given)
-        if leg and world_size == world_sizes[leg - 1]:
+        as_many = leg > 0 and world_size == world_sizes[leg - 1]
+        if as_many:
             _require_same(subject, resumed, [one[used[leg - 1] :] for one in before], facts)
         if leg:
-            _require_rest(subject, resumed, tail, facts)
+            _require_rest(subject, resumed, tail, facts, as_undisturbed=as_many)
         gone |= {sample for one in given for sample in one[:want]}
         if want is not None and not (gone and any(one[want:] for one in given)):
             raise Inconclusive(f"{subject}: nothing is left after stop {leg}, {len(gone)} of {num_samples} were used")
@@ -377,8 +378,11 @@ def _require_same(subject: str, resumed: Resumed, undisturbed: list[list[int]], 
         )
 
 
-def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> None:
-    """Check that each unused sample comes once; ``tail`` may repeat or drop fewer samples than there are ranks."""
+def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str, *, as_undisturbed: bool) -> None:
+    """Check that each unused sample comes once; ``tail`` may repeat or drop fewer samples than there are ranks.
+
+    ``as_undisturbed``: the ranks give what they give without this stop, so the state is not the cause.
+    """
     __tracebackhide__ = True
     given, gone = resumed.given, resumed.gone
     counts = collections.Counter(sample for one in given for sample in one)
@@ -389,7 +393,9 @@ def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> Non
         raise failure(
             f"{subject}: after the stop {some(more)} come again, or twice",
             repeated=f"{sum(counts.values()) - len(rest & counts.keys())} samples more than are left, {spare} allowed",
-            likely_cause=resumed.why_anew(rest)
+            likely_cause="they come again without this stop, too: the sampler repeats them"
+            if as_undisturbed
+            else resumed.why_anew(rest)
             or "the position is not that of all ranks together: where ranks are fewer or more, shares change",
             case=facts,
         )
@@ -397,7 +403,9 @@ def _require_rest(subject: str, resumed: Resumed, tail: Tail, facts: str) -> Non
     if len(lost) > (len(rest) % len(given) if tail == "drop" else 0):
         raise failure(
             f"{subject}: {some(lost)} never come after the stop, training had not used them",
-            likely_cause="the position counts what the loader fetched ahead, or is not that of all ranks together",
+            likely_cause="they do not come without this stop either: the sampler leaves them out"
+            if as_undisturbed
+            else "the position counts what the loader fetched ahead, or is not that of all ranks together",
             case=facts,
         )
     lengths = [len(one) for one in given]

@@ -166,6 +166,21 @@ class InBlocks(Right):
         return {"epoch": self.epoch, "start": self.start + self.used}
 
 
+class HasTwoSamplesTwice(Right):
+    """A sampler that gives its first two samples again, instead of the last two; its position is right."""
+
+    def order(self):
+        order = super().order()
+        return order[:-2] + order[:2]
+
+
+class WithoutTheLastTwo(Right):
+    """A sampler that leaves out the last two samples of its order; its position is right."""
+
+    def order(self):
+        return super().order()[:-2]
+
+
 class SeedOfRank0(Right):
     """A sampler whose seed rank 0 draws and broadcasts; ``seed`` is part of the state."""
 
@@ -299,6 +314,8 @@ def test_check_sampler_resumes_accepts_blocks_while_ranks_stay_as_many(world):
     (NeedsSetEpoch, r"resumed, rank 0 gives .*\n.*used before .*\n  likely cause  no known cause fits; .*\n  case"),
     (SeedThatIsNotSaved, r"resumed, rank 0 gives .*\n.*\n.*is drawn from global random numbers, and is not part of"),
     (FromTheEnd, r"resumed, rank 0 gives .*\n[\s\S]*the samples that are left come in another order"),
+    (HasTwoSamplesTwice, r"after the stop .*\n.*\n.*cause  they come again without this stop, too"),
+    (WithoutTheLastTwo, r"samples .* never come .*\n.*cause  they do not come without this stop either"),
 )
 def test_check_sampler_resumes_rejects(world, broken, message):
     with pytest.raises(AssertionError, match=f"^{broken.__name__}: {message}"):
