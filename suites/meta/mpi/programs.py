@@ -100,15 +100,19 @@ def every_dtype_moves():
 
 def strided_tensors():
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    a, b, c = _values(3, 2).t(), _values(4, 4), _values(4, 4)
+    a, b, c = _values(3, 2).t(), _values(4, 4).t(), _values(3, 2, 4).transpose(0, 2)
     dist.all_reduce(a)
-    dist.broadcast(b[:, 1], 1)
-    dist.reduce(c[::2], 0)
+    dist.broadcast(b[:, 1:], 1)
+    dist.reduce(c, 0)
     columns = torch.zeros(3, world_size)
     dist.all_gather(list(columns.unbind(1)), _values(3, 2)[:, 0])
-    piece = torch.zeros(2, 2)
-    dist.scatter(piece[:, 1], list(_values(2, world_size).unbind(1)) if rank == 3 else None, src=3)
+    piece = torch.zeros(2, 3).t()
+    dist.scatter(piece, [_values(2, 3).t() + other for other in range(world_size)] if rank == 3 else None, src=3)
     return [a.tolist(), b.tolist(), c.tolist() if rank == 0 else None, columns.tolist(), piece.tolist()]
+
+
+def broadcast_of_a_column():
+    dist.broadcast(_values(4, 4)[:, 1], 1)
 
 
 def strided_messages():
@@ -301,6 +305,7 @@ AS_SIMULATED = (
 )
 REAL_ONLY = (
     a_reduction_keeps_the_inputs_of_others,
+    broadcast_of_a_column,
     moves_while_nobody_waits,
     reduces_while_every_rank_computes,
     refusals,

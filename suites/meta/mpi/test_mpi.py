@@ -72,6 +72,12 @@ def test_a_reduction_keeps_the_inputs_of_others(under_mpiexec):
     assert under_mpiexec["a_reduction_keeps_the_inputs_of_others"] == [True] * 4
 
 
+def test_a_column_is_refused_as_on_simulated_ranks(under_mpiexec):
+    assert all(
+        told.startswith("RuntimeError: broadcast moves memory") for told in under_mpiexec["broadcast_of_a_column"]
+    )
+
+
 def test_a_program_of_ones_own_may_send_and_receive_columns(under_mpiexec):
     results = under_mpiexec["strided_messages"]
     assert [taken for _, taken in results] == [results[rank - 1][0] for rank in range(4)]
