@@ -45,7 +45,8 @@ def tests(pytester):
 def test_each_failed_phase_is_a_command(tests, monkeypatch, distributed):
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tests.path.parent))
     options = ("-n", "1", "-p", "xdist") if distributed else ()
-    result = tests.runpytest_subprocess("--pdl-github", "--world", "sim", "-p", "no:cacheprovider", *options)
+    run = tests.runpytest_subprocess if distributed else tests.runpytest_inprocess
+    result = run("--pdl-github", "--world", "sim", "-p", "no:cacheprovider", *options)
     wrong, on_ranks, broken = commands(result)
     file = f"::error file={tests.path.name}/tests/test_inner.py"
     assert wrong.startswith(f"{file},line=12,title=tests/test_inner.py%3A%3Atest_wrong[sim]::")
@@ -59,7 +60,7 @@ def test_each_failed_phase_is_a_command(tests, monkeypatch, distributed):
 
 def test_nothing_is_printed_without_the_option_or_a_failure(tests, monkeypatch):
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
-    assert not commands(tests.runpytest_subprocess("--world", "sim", "-k", "wrong"))
-    assert not commands(tests.runpytest_subprocess("--world", "sim", "-k", "right", "--pdl-github"))
-    (one,) = commands(tests.runpytest_subprocess("--world", "sim", "-k", "wrong", "--pdl-github"))
+    assert not commands(tests.runpytest_inprocess("--world", "sim", "-k", "wrong"))
+    assert not commands(tests.runpytest_inprocess("--world", "sim", "-k", "right", "--pdl-github"))
+    (one,) = commands(tests.runpytest_inprocess("--world", "sim", "-k", "wrong", "--pdl-github"))
     assert one.startswith("::error file=tests/test_inner.py,line=12,")
