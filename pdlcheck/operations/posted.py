@@ -25,7 +25,7 @@ def record_posted(rank: int) -> Iterator[list[Signature]]:
     try:
         yield mine
     finally:
-        _lists[rank].remove(mine)
+        _lists[rank] = [one for one in _lists[rank] if one is not mine]  # equal lists are others' own
         if not _lists[rank]:
             del _lists[rank]
 

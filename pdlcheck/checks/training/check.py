@@ -175,21 +175,23 @@ def _check_case(row: Row, one: Property, number: int) -> None:
     try:
         with listening(lambda check, conditions: reports.append((check, dict(conditions)))):
             run()
-    except (Unsupported, WorldUnavailable):
-        raise
+    except (Inconclusive, Unsupported, WorldUnavailable) as error:
+        if number:
+            return  # the first case was right, and this world has too few ranks, or nothing to compare there
+        if not isinstance(error, Inconclusive):
+            raise
+        row.verdict, row.note = "not compared", _first_line(error)
     except (AssertionError, PdlcheckError) as error:
-        if isinstance(error, Inconclusive) and number:
-            return  # the first case was right
-        row.verdict, row.note = "wrong", getattr(error, "cause", None) or _first_line(error)
-        if isinstance(error, Inconclusive):
-            row.verdict, row.note = "not compared", _first_line(error)
-        else:
-            row.error = error
+        row.verdict, row.error = "wrong", error
+        row.note = getattr(error, "cause", None) or _first_line(error)
+    except Exception as error:
+        error.add_note(f"while check_training checked: {one.name}, {words}")
+        raise
     else:
         row.verdict, row.note = "right", None
     finally:
         row.seconds += time.monotonic() - began
-        row.cases.append(words)
+    row.cases.append(words)
     for check, conditions in reports:
         conditions.pop(DRAWS, None)  # dropout is off in the comparison with one process
         publish(check, conditions)

@@ -73,7 +73,8 @@ def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dty
         yield Property("ranks share the samples of each epoch", "check_epoch_loop", visits)
     if parts.samples is not None:
         reported = partial(check_metric, parts.report, parts.samples, world)
-        yield Property("metrics are those of one process", "check_metric", [Case("world_sizes=(2, 3)", reported)])
+        reports = [Case(f"world_sizes=({size},)", partial(reported, world_sizes=(size,))) for size in sizes]
+        yield Property("metrics are those of one process", "check_metric", reports)
 
 
 def _of_one_process(parts: Parts, world: Any, sizes: Sequence[int], options: dict[str, Any]) -> Property:

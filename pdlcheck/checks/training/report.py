@@ -24,7 +24,7 @@ class Row:
         note: the likely cause of what is wrong, or what was found if no cause is known; or the reason why nothing was
             compared.
         seen: the conditions of the check, and whether a run has met them.
-        cases: the cases that ran.
+        cases: the cases that ran, in words.
         seconds: the time of all cases.
         error: the failure.
     """
@@ -67,7 +67,7 @@ class TrainingReport:
         return sum(row.verdict == verdict for row in self.rows)
 
     def __str__(self) -> str:
-        """Return the table; below each row its cause or reason, the cases, and what was not seen."""
+        """Return the table; below each row its cause or reason, and what was not seen."""
         cells = [_TITLES, *(row.cells for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks import check_replicas_in_sync, check_same_trajectory
+from pdlcheck.operations.posted import record_posted
 
 BATCHES = torch.randn(4, 8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
@@ -185,3 +186,14 @@ def test_a_comm_hook_counts_as_an_exchange(world):
 
     with pytest.raises(AssertionError, match="gradients differ: they were not synchronised on all ranks"):
         check_replicas_in_sync(replicas(changed, wrap), world, world_size=3)
+
+
+def test_a_recording_inside_of_another_ends_alone(world):
+    def program():
+        with record_posted(dist.get_rank()) as outer:
+            with record_posted(dist.get_rank()) as inner:
+                dist.all_reduce(torch.ones(1))
+            dist.barrier()
+        return [one.op for one in outer], [one.op for one in inner]
+
+    assert world.run(program, world_size=2) == [(["all_reduce", "barrier"], ["all_reduce"])] * 2

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, DistributedSampler
 
 from pdlcheck.checks import check_training
-from pdlcheck.errors import CheckFailed, Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive, WorldTooSmall
 from pdlcheck.seen_conditions import listening
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -365,3 +365,43 @@ def test_a_model_is_not_a_function_that_makes_one(world):
         check_training(nn.Linear(1, 1), world, loader=loader)
     with pytest.raises(TypeError, match="takes as world the fixture of that name"):
         check_training(make, "sim", loader=loader)
+
+
+class OfTwoRanks:
+    """A world that has no more ranks, as a launched one."""
+
+    name = "two"
+
+    def __init__(self, world):
+        self.world = world
+
+    def run(self, function, *args, world_size, **kwargs):
+        if world_size > 2:
+            raise WorldTooSmall(f"this world has 2 ranks, {world_size} are asked for")
+        return self.world.run(function, *args, world_size=world_size, **kwargs)
+
+
+def test_a_world_of_two_ranks_is_not_widened(world):
+    report = check_training(
+        make,
+        OfTwoRanks(world),
+        batches=BATCHES,
+        loss=loss,
+        wrap=DistributedDataParallel,
+        evaluate=evaluate,
+        samples=SAMPLES,
+    )
+    assert [(row.verdict, len(row.cases)) for row in report.rows] == [("right", 1)] * 5
+    with pytest.raises(WorldTooSmall):
+        check_training(make, OfTwoRanks(world), batches=BATCHES, loss=loss, world_size=3)
+
+
+def test_an_error_of_the_program_says_what_was_checked(world):
+    def fails(dataset, epochs):
+        raise OSError("no data")
+
+    with pytest.raises(OSError, match="no data") as raised:
+        check_training(make, world, loader=fails)
+    assert "while check_training checked: ranks share the samples of each epoch, 48 samples, world_size=2" in (
+        raised.value.__notes__
+    )
