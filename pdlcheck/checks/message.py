@@ -22,6 +22,7 @@ __all__ = [
     "case",
     "differs",
     "failure",
+    "first_and_more",
     "first_index",
     "made_by_start",
     "name_of",
@@ -152,6 +153,17 @@ def validates_world(check: Callable[P, T]) -> Callable[P, T]:
         return check(*args, **kwargs)
 
     return checked
+
+
+def first_and_more(names: Sequence[str]) -> str:
+    """Return the first name and the number of others.
+
+    Example:
+        >>> first_and_more(["weight"]), first_and_more(["weight", "bias", "scale"])
+        ('weight', 'weight and 2 more')
+    """
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}" if names else "no parameter"
 
 
 def case(world: Any, world_size: int, **more: object) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from pdlcheck.checks.message import first_and_more
 from pdlcheck.operations.posted import record_posted
 from pdlcheck.operations.signature import Signature
 
@@ -72,11 +73,9 @@ def why_apart(
     none = f"no rank reduced or gathered values in {step}"
     if lacking and once - most > sum(lacking.values()):
         less = f"the ranks reduced or gathered {most} elements in {step}" if most else none
-        first, *others = lacking
-        names = f"{first}{f' and {len(others)} more' if others else ''}"
         return (
-            f"{less}, and {once} elements in {earlier}; {names} got no gradient in {step}: DDP waits for that of each "
-            "parameter before it reduces a bucket, unless find_unused_parameters=True"
+            f"{less}, and {once} elements in {earlier}; {first_and_more([*lacking])} got no gradient in {step}: DDP "
+            "waits for that of each parameter before it reduces a bucket, unless find_unused_parameters=True"
         )
     if most == 0 and once:
         return f"{none}, and {once} elements in {earlier}: no_sync(), or a condition, leaves it out"

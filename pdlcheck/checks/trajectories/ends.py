@@ -14,7 +14,7 @@ from pdlcheck.checks.diagnosis import Diagnosis
 from pdlcheck.checks.evidence.dropout import DRAWS, record_dropout
 from pdlcheck.checks.evidence.optimizers import GivenToOptimizer, conditions_of, record_optimizers
 from pdlcheck.checks.evidence.recomputations import record_redrawn
-from pdlcheck.checks.message import Place, failure, first_index, name_of, show
+from pdlcheck.checks.message import Place, failure, first_and_more, first_index, name_of, show
 from pdlcheck.checks.state import State, plain_name, state_of, tied_names, wants_another_dtype
 from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
 from pdlcheck.checks.trajectories.passes import diagnose_own_factor, diagnose_weights, weights_of_passes
@@ -234,8 +234,8 @@ def _cause(
     if of_weights.fits:
         return of_weights
     if redrawn := repeated[rank].redrawn:
-        more = f" and {len(redrawn) - 1} more" if redrawn[1:] else ""
-        return Diagnosis(fits=(f"the backward pass runs layer {redrawn[0]!r}{more} again {_REDRAWN}",))
+        layers = first_and_more([*map(repr, redrawn)])
+        return Diagnosis(fits=(f"the backward pass runs layer {layers} again {_REDRAWN}",))
     of_passes = diagnose_weights(weights) if weights is not None else of_weights
     return of_passes if of_passes.fits else of_weights
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.evidence.exchanges import why_apart
 from pdlcheck.checks.evidence.optimizers import GivenToOptimizer
+from pdlcheck.checks.message import first_and_more
 from pdlcheck.checks.trajectories.causes import Ways, causes_of_gradients
 from pdlcheck.checks.trajectories.precision import Precision
 
@@ -65,7 +66,7 @@ def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given) 
         return Diagnosis()
     absent = [name for name in wrong if name not in found]
     if absent:
-        text = f"no optimizer of this training updates {_listed(absent)}, one of {ways.what} does"
+        text = f"no optimizer of this training updates {first_and_more(absent)}, one of {ways.what} does"
         if len(absent) < len(wrong):
             return Diagnosis(hints=(text,))
         return Diagnosis() if ways.went.any() else Diagnosis(fits=(text,))  # copies of them may be trained
@@ -108,7 +109,7 @@ def _of_ranks(steps: _Steps, ranks: Sequence[Given]) -> Iterator[Candidate[_Step
     names = [name for name in steps.found if any(_differ(given.get(name), ranks[0].get(name)) for given in ranks)]
     why = _of_exchanges(ranks, names[0], steps.ways.world_size) if names else None
     yield Candidate(
-        f"ranks went apart: their optimizers got different gradients of {_listed(names)}"
+        f"ranks went apart: their optimizers got different gradients of {first_and_more(names)}"
         + (f"; {why}" if why else ", which were not synchronised, or only before their last change"),
         holds=lambda steps: bool(names) and set(names) <= set(steps.wrong),
         short="gradients that differ between ranks",
@@ -137,7 +138,7 @@ def _of_gradients(steps: _Steps) -> Iterator[Candidate[_Steps]]:
     needed = [name for name in steps.wrong if _is_nonzero(steps.right[name].gradient)]
     without = [name for name in needed if steps.found[name].gradient is None]
     if without:
-        names = _listed(without)
+        names = first_and_more(without)
         text = f"the optimizer got no gradient of {names} (.grad is None): frozen, not used, or cleared too early"
         yield Candidate(text, holds=lambda steps: len(without) == len(steps.wrong), short="no gradient")
     if steps.ways.apart is None and not _differences(steps):
@@ -225,8 +226,3 @@ def _is_same(ours: Any, theirs: Any) -> bool:
 
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more}" if names else "no parameter"
