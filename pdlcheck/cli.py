@@ -17,6 +17,7 @@ from pdlcheck.extras import MissingExtra
 from pdlcheck.presentation.command import add_report_command, run_report_command
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.report.files import why_not_writable
+from pdlcheck.scripts.command import add_run_command, run_run_command
 from pdlcheck.whole_numbers import whole_number
 from pdlcheck.worlds.registry import worlds_on
 
@@ -26,6 +27,7 @@ SUITED = worlds_on("cpu")  # the suites use CPU tensors
 
 EXAMPLES = """\
 examples:
+  pdlcheck run -n 4 train.py             a training script on four simulated ranks
   pdlcheck verify                        the suites on every world that works here, then real input
   pdlcheck verify --world sim            on simulated ranks only
   pdlcheck verify --examples 200         try harder
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot write must not end the command
     commands = {
+        "run": run_run_command,
         "verify": _verify,
         "bench": run_bench_command,
         "compare": run_compare_command,
@@ -96,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pdlcheck {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    add_run_command(commands, raw)
     verify = commands.add_parser(
         "verify",
         help="run the suites and the primitives on real input",

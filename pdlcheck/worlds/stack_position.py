@@ -18,6 +18,7 @@ import torch
 
 from pdlcheck.worlds.observe import calls_tests, short
 from pdlcheck.worlds.observe.callsite import KIND_OF_FILE
+from pdlcheck.worlds.site import is_ours
 
 __all__ = ["Place", "is_machinery", "place_of", "places_of", "user_traceback"]
 
@@ -108,7 +109,7 @@ def _frames_of(thread_id: int) -> list[tuple[FrameType, tuple[int | None, int]]]
 
 
 def user_traceback(error: BaseException) -> str:
-    """Format an exception without the frames of the worlds."""
+    """Format an exception without the frames of code that runs the user's code on ranks."""
     formatted = traceback.TracebackException.from_exception(error)
     todo, seen = [formatted], set()
     while todo:
@@ -116,7 +117,7 @@ def user_traceback(error: BaseException) -> str:
         if id(part) in seen:
             continue
         seen.add(id(part))
-        frames = [frame for frame in part.stack if not frame.filename.startswith(_OWN)]
+        frames = [frame for frame in part.stack if not (frame.filename.startswith(_OWN) or is_ours(frame.filename))]
         part.stack = traceback.StackSummary.from_list(frames)
         todo += [link for link in (part.__cause__, part.__context__) if link is not None]
         todo += part.exceptions or []

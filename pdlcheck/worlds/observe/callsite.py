@@ -56,7 +56,7 @@ _INTERNAL = (
 _specs = [importlib.util.find_spec(name) for name in PYTEST_PACKAGES]
 _MACHINERY = (
     *(os.path.dirname(spec.origin) + os.sep for spec in _specs if spec is not None and spec.origin is not None),
-    *(os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), room) + os.sep for room in ("harness", "item_runners")),
+    *(os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), room) + os.sep for room in ("harness", "item_runners", "scripts")),
 )
 _BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
 

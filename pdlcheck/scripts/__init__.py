@@ -1,0 +1,1 @@
+"""Scripts that know nothing of pdlcheck, run on ranks: ``pdlcheck run``."""

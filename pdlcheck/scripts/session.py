@@ -1,0 +1,165 @@
+"""One call of ``pdlcheck run``: the program on the ranks of a world, under one schedule or several."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pdlcheck.scripts.counts import PROGRESS, listen
+from pdlcheck.scripts.finding import Finding
+from pdlcheck.scripts.launchers import NotALauncher, RanksFailed, Starting, has_launcher, start_ranks
+from pdlcheck.scripts.lines import Lines
+from pdlcheck.scripts.on_rank import call_on_rank, import_and_call, run_on_rank, simulated_output
+from pdlcheck.scripts.plan import Plan
+from pdlcheck.scripts.progress import Progress
+from pdlcheck.worlds.journal import notes
+from pdlcheck.worlds.outcome import results
+from pdlcheck.worlds.program import program_modules
+from pdlcheck.worlds.registry import get_world
+
+__all__ = ["run_program"]
+
+
+def run_program(plan: Plan, progress: Progress) -> Finding:
+    """Run the program as planned, and return what that has shown.
+
+    Raises:
+        ValueError: an option does not fit.
+        WorldUnavailable: the world cannot run on this machine.
+    """
+    lines = Lines(progress.write)
+    try:
+        if has_launcher(plan.program):
+            with suppress(NotALauncher):
+                return _as_launcher(plan, progress, lines)
+        return _Run(plan, progress, lines).finding()
+    finally:
+        lines.end()
+
+
+def _as_launcher(plan: Plan, progress: Progress, lines: Lines) -> Finding:
+    """Run the program, and the ranks that it starts."""
+    findings: list[Finding] = []
+
+    def start(starting: Starting) -> None:
+        finding = _Run(plan, progress, lines, starting).finding()
+        findings.append(finding)
+        if plan.world_size not in (None, starting.world_size):
+            finding.notes.append(f"the program itself started {starting.world_size} ranks; -n {plan.world_size} is not used")
+        if not finding.held:
+            raise RanksFailed
+
+    try:
+        with suppress(RanksFailed):
+            start_ranks(plan.program, start)
+    except Exception as error:
+        return Finding(plan.world, 0, error=error)
+    failed = [one for one in findings if not one.held]
+    return (failed or findings or [Finding(plan.world, 0)])[-1]
+
+
+class _Run:
+    """The program, or what it has started, on the ranks of a world.
+
+    Args:
+        plan: the settings.
+        progress: shows how far the ranks are.
+        lines: takes the output of the ranks.
+        starting: what the program has started; None for the program itself.
+    """
+
+    def __init__(self, plan: Plan, progress: Progress, lines: Lines, starting: Starting | None = None) -> None:
+        self._plan, self._progress, self._lines = plan, progress, lines
+        self._ranks = plan.ranks if starting is None else starting.world_size
+        self._options = plan.options()
+        self._call: tuple[Callable[..., Any], tuple[Any, ...]] = (run_on_rank, (plan.program,))
+        if starting is not None and starting.program is not None:
+            self._call = run_on_rank, (starting.program,)
+        elif starting is not None and starting.anew:
+            self._call = import_and_call, (plan.program, [pickle.dumps(call) for call in starting.calls])
+        elif starting is not None:
+            self._call = call_on_rank, (starting.calls,)
+            if plan.world == "sim":
+                self._options["own_globals"] = (*plan.own_globals, *program_modules())
+
+    def finding(self) -> Finding:
+        """Run it under the schedules of the plan."""
+        finding = Finding(self._plan.world, self._ranks, runs=self._plan.schedules)
+        if self._plan.schedules > 1:
+            self._search(finding)
+        else:
+            self._once(finding)
+        return finding
+
+    def _once(self, finding: Finding) -> None:
+        world = get_world(self._plan.world, **self._options)
+        world.check()
+        try:
+            with self._open(world, self._lines) as ranks:
+                try:
+                    finding.counts = results(ranks.outcomes(self._call[0], *self._call[1]))
+                except Exception as error:
+                    finding.error = error
+                    finding.replay = self._plan.replay(str(getattr(world, "schedule", "")))
+                finding.notes += self._pictures(world)
+        finally:
+            world.close()
+
+    def _search(self, finding: Finding) -> None:
+        """Search for a schedule under which the program fails. Only the output of the first run is shown."""
+        from pdlcheck.worlds.simulated.schedules.search import search
+
+        def run(schedule: Any) -> BaseException | None:
+            self._progress.schedule += 1
+            lines = self._lines if self._progress.schedule == 1 else Lines(lambda *_: None)
+            world = get_world(self._plan.world, **self._options | {"schedule": schedule})
+            try:
+                with self._open(world, lines) as ranks:
+                    finding.counts = results(ranks.outcomes(self._call[0], *self._call[1]))
+            except Exception as error:
+                return error
+            finally:
+                world.close()
+            return None
+
+        failure = search(run, self._plan.schedules)
+        if failure is not None:
+            finding.error, finding.runs = failure.error, failure.runs
+            finding.replay = self._plan.replay(str(failure.replay))
+            finding.notes.append(f"found under schedule {failure.runs} of {self._plan.schedules}")
+
+    @contextmanager
+    def _open(self, world: Any, lines: Lines) -> Iterator[Any]:
+        """Open ranks, without a process group, whose output and progress is shown."""
+        with ExitStack() as stack:
+            ranks = stack.enter_context(world.open(self._ranks))
+            ranks.leave_group()
+            if world.shares_process:
+                stack.enter_context(simulated_output(lines))
+                stack.enter_context(listen(self._progress.tell))
+            else:
+                ranks.read_with(_reader(self._progress, lines), live=True)
+                stack.callback(ranks.read_with, None)
+            yield ranks
+
+    def _pictures(self, world: Any) -> list[str]:
+        folder = self._plan.timeline
+        if folder is None:
+            return []
+        folder.mkdir(parents=True, exist_ok=True)
+        name = Path(self._plan.program.target).stem
+        return [f"timeline: {world.timeline.save(folder / f'{name}{suffix}')}" for suffix in (".svg", ".json")]
+
+
+def _reader(progress: Progress, lines: Lines) -> Callable[[Any], None]:
+    def read(written: Any) -> None:
+        lines.add(written.rank, "out", written.out)
+        lines.add(written.rank, "err", written.err)
+        for kind, value in notes(written.journal):
+            if kind == PROGRESS:
+                progress.tell(written.rank, *value)
+
+    return read
