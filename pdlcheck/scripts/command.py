@@ -46,6 +46,7 @@ def add_run_command(commands: Any, formatter: type[argparse.HelpFormatter]) -> N
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module, as for python -m")
     parser.add_argument("--world", metavar="NAME", choices=sorted(WORLDS), default="sim", help=_WORLD)
     parser.add_argument("--device", choices=DEVICES, help="of the ranks; default: cuda on nccl, cpu elsewhere")
+    parser.add_argument("--cuda-as-cpu", action="store_true", help=_CUDA_AS_CPU)
     parser.add_argument("--seed", type=int, metavar="SEED", default=0, help="of random streams and schedule; default: 0")
     parser.add_argument("--schedules", metavar="N", type=whole_number, default=1, help=_SCHEDULES)
     parser.add_argument("--schedule", metavar="SCHEDULE", help="the one schedule to run, as a replay line prints it")
@@ -62,6 +63,7 @@ _WORLD = "where ranks run: sim (threads of one process), gloo, mpi or nccl (proc
 _SCHEDULES = "on sim, run the program in N orders of the ranks, and shorten the first that fails; default: 1"
 _SEMANTICS = "on sim, what the network does where the rules leave a choice; default: %(default)s"
 _FAULTS = "on sim, what ranks suffer: kill:RANK@OPERATION, stall:RANK@OPERATION, corrupt:RANK@OPERATION, absent:RANK"
+_CUDA_AS_CPU = "run the CUDA code of the script on the CPU: .cuda(), torch.cuda, the backend nccl"
 _OWN_GLOBALS = "on sim, an installed module whose globals each rank has for itself; may be repeated"
 _OF_SIM = ("schedules", "schedule", "semantics", "faults", "timeline", "own_globals")
 
@@ -87,6 +89,7 @@ def run_run_command(parser: argparse.ArgumentParser, arguments: argparse.Namespa
             faults=tuple(filter(None, arguments.faults.split(","))),
             timeline=arguments.timeline,
             own_globals=tuple(arguments.own_globals),
+            cuda_as_cpu=arguments.cuda_as_cpu,
             timeout_s=arguments.timeout,
         )
         for text in plan.faults:

@@ -75,20 +75,26 @@ def _starts(node: ast.AST) -> bool:
     return False
 
 
-def start_ranks(program: Program, start: Callable[[Starting], None]) -> bool:
+def start_ranks(program: Program, start: Callable[[Starting], None], devices: int = 0) -> None:
     """Run the program in this process, and call ``start`` with the ranks that it starts.
 
-    Returns:
-        Whether it has started any.
+    Args:
+        program: the program.
+        start: runs the ranks.
+        devices: the number of CUDA devices that the program finds; 0 for those that are there.
 
     Raises:
         NotALauncher: it takes itself for a rank.
+        ValueError: it starts 0 ranks.
     """
     started = False
 
     def begin(starting: Starting) -> None:
         nonlocal started
         started = True
+        if starting.world_size < 1:
+            cure = "" if devices else "; if it starts one for each CUDA device, use --cuda-as-cpu and -n"
+            raise ValueError(f"{program.target} starts {starting.world_size} ranks{cure}")
         table.__exit__(None, None, None)  # ranks are no launchers
         try:
             start(starting)
@@ -96,12 +102,16 @@ def start_ranks(program: Program, start: Callable[[Starting], None]) -> bool:
             table.__enter__()
 
     processes = _Processes(begin)
-    table = Patches([
+    rows = [
         Patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", lambda _: _spawn(begin), "", True),
         Patch(torch.distributed.launcher.api, "launch_agent", lambda _: _launch(begin), "torchrun starts ranks"),
         Patch(multiprocessing.process.BaseProcess, "start", processes.starter, "a process becomes a rank"),
         Patch(torch.distributed, "init_process_group", _refuse, "the program is not a rank itself", True),
-    ])  # fmt: skip
+    ]
+    if devices:
+        rows.append(Patch(torch.cuda, "device_count", lambda _: lambda: devices, "ranks have CUDA as CPU", True))
+        rows.append(Patch(torch.cuda, "is_available", lambda _: lambda: True, "ranks have CUDA as CPU", True))
+    table = Patches(rows)
     before = list(sys.argv), list(sys.path)
     try:
         with table:
@@ -118,7 +128,6 @@ def start_ranks(program: Program, start: Callable[[Starting], None]) -> bool:
         processes.run()
     finally:
         sys.argv[:], sys.path[:] = before
-    return started
 
 
 def _refuse(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pdlcheck.faults import Absent, Corrupt, Fault, Kill, Stall
 from pdlcheck.scripts.program import Program
+from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["Plan", "fault_of"]
 
@@ -54,6 +55,7 @@ class Plan:
         faults: the faults that simulated ranks suffer, as the command line names them.
         timeline: the folder for pictures of a run.
         own_globals: installed modules whose globals each simulated rank has for itself.
+        cuda_as_cpu: run the CUDA code of the ranks on the CPU.
         timeout_s: the time limit of a run in seconds; None for none.
     """
 
@@ -68,6 +70,7 @@ class Plan:
     faults: tuple[str, ...] = ()
     timeline: Path | None = None
     own_globals: tuple[str, ...] = ()
+    cuda_as_cpu: bool = False
     timeout_s: float | None = None
 
     @property
@@ -78,7 +81,9 @@ class Plan:
     def options(self) -> dict[str, Any]:
         """Return the options of the world."""
         options: dict[str, Any] = {"device": self.device, "seed": self.seed}
-        if self.world == "sim":
+        if self.cuda_as_cpu:
+            options["cuda_as_cpu"] = True
+        if is_simulated(self.world):
             options |= {
                 "schedule": self.schedule or "random",
                 "semantics": self.semantics,
@@ -95,11 +100,13 @@ class Plan:
         """Return the command that runs the program again under this schedule, on simulated ranks."""
         again = replace(self, schedule=schedule, schedules=1)
         words = ["pdlcheck", "run", "-n", str(again.ranks)]
-        words += [] if again.world == "sim" else ["--world", again.world]
+        simulated = is_simulated(again.world)
+        words += [] if simulated else ["--world", again.world]
         words += [] if not again.seed else ["--seed", str(again.seed)]
-        words += [] if again.world != "sim" or schedule == f"random:{again.seed}" else ["--schedule", schedule]
+        words += [] if not simulated or schedule == f"random:{again.seed}" else ["--schedule", schedule]
         words += [] if again.semantics == "rendezvous" else ["--semantics", again.semantics]
         words += [] if not again.faults else ["--faults", ",".join(again.faults)]
         words += [] if again.device is None else ["--device", again.device]
+        words += ["--cuda-as-cpu"] if again.cuda_as_cpu else []
         words += [word for name in again.own_globals for word in ("--own-globals", name)]
         return shlex.join([*words, *again.program.words])

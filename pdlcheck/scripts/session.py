@@ -10,6 +10,7 @@ from typing import Any
 
 from pdlcheck.scripts.counts import PROGRESS, listen
 from pdlcheck.scripts.finding import Finding
+from pdlcheck.scripts.imports import imported_packages
 from pdlcheck.scripts.launchers import NotALauncher, RanksFailed, Starting, has_launcher, start_ranks
 from pdlcheck.scripts.lines import Lines
 from pdlcheck.scripts.on_rank import call_on_rank, import_and_call, run_on_rank, simulated_output
@@ -17,8 +18,8 @@ from pdlcheck.scripts.plan import Plan
 from pdlcheck.scripts.progress import Progress
 from pdlcheck.worlds.journal import notes
 from pdlcheck.worlds.outcome import results
-from pdlcheck.worlds.program import program_modules
-from pdlcheck.worlds.registry import get_world
+from pdlcheck.worlds.program import import_known_globals, program_modules
+from pdlcheck.worlds.registry import get_world, is_simulated
 
 __all__ = ["run_program"]
 
@@ -31,6 +32,8 @@ def run_program(plan: Plan, progress: Progress) -> Finding:
         WorldUnavailable: the world cannot run on this machine.
     """
     lines = Lines(progress.write)
+    if is_simulated(plan.world):
+        import_known_globals(imported_packages(plan.program))
     try:
         if has_launcher(plan.program):
             with suppress(NotALauncher):
@@ -54,7 +57,9 @@ def _as_launcher(plan: Plan, progress: Progress, lines: Lines) -> Finding:
 
     try:
         with suppress(RanksFailed):
-            start_ranks(plan.program, start)
+            start_ranks(plan.program, start, plan.ranks if plan.cuda_as_cpu else 0)
+    except ValueError:
+        raise
     except Exception as error:
         return Finding(plan.world, 0, error=error)
     failed = [one for one in findings if not one.held]
@@ -82,7 +87,7 @@ class _Run:
             self._call = import_and_call, (plan.program, [pickle.dumps(call) for call in starting.calls])
         elif starting is not None:
             self._call = call_on_rank, (starting.calls,)
-            if plan.world == "sim":
+            if is_simulated(plan.world):
                 self._options["own_globals"] = (*plan.own_globals, *program_modules())
 
     def finding(self) -> Finding:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["own_program", "program_modules"]
+__all__ = ["import_known_globals", "own_program", "program_modules"]
 
 
 @contextmanager
@@ -37,3 +38,16 @@ def program_modules() -> dict[str, Any]:
     from pdlcheck.worlds.simulated.process_state.program import program_modules as found
 
     return found()
+
+
+def import_known_globals(packages: Collection[str]) -> None:
+    """Import the modules of these installed packages that keep the rank of a process: simulated ranks then have each.
+
+    A module that cannot be imported is left to the program.
+    """
+    from pdlcheck.worlds.simulated.module_globals.modules import KNOWN
+
+    for name in KNOWN:
+        if name.partition(".")[0] in packages:
+            with suppress(Exception):
+                importlib.import_module(name)

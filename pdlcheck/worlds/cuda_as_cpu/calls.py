@@ -20,6 +20,7 @@ __all__ = [
     "AUTOCAST",
     "autocast",
     "barrier",
+    "bind_no_device",
     "cast",
     "compile_nothing",
     "data_parallel",
@@ -176,6 +177,12 @@ def init_process_group(real: Callable[..., Any], backend: Any = None, *args: Any
     kwargs.pop("device_id", None)
     kwargs.pop("pg_options", None)
     return real(_backend(backend), *args, **kwargs)
+
+
+def bind_no_device(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make a group of simulated ranks, whatever its backend, and bind no device to it."""
+    kwargs.pop("device_id", None)
+    return real(*args, **kwargs)
 
 
 def new_group(real: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any) -> Any:

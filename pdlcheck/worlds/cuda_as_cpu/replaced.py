@@ -163,6 +163,8 @@ def replaced_names(*, processes: bool) -> list[Replaced]:
             Replaced(c10d, "new_group", _around(calls.new_group)),
             Replaced("torch", "compile", _around(calls.compile_nothing)),
         ]
+    else:
+        table += [Replaced(c10d, name, _around(calls.bind_no_device)) for name in ("init_process_group", "new_group")]
     return table
 
 

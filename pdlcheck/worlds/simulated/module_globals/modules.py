@@ -29,10 +29,10 @@ from pdlcheck.worlds.simulated.module_globals.mutable_state import (
 )
 from pdlcheck.worlds.simulated.scheduling.rank_state import RankState
 
-__all__ = ["RankLocalModules", "known_own_globals"]
+__all__ = ["KNOWN", "RankLocalModules", "known_own_globals"]
 
 # modules in which public libraries keep what a process has once (rank, groups or configuration), and little else
-_KNOWN = (
+KNOWN = (
     "accelerate.state",
     "deepspeed.comm.comm",
     "deepspeed.comm.torch",
@@ -64,7 +64,7 @@ _NOT_COPIED = (FunctionType, ModuleType, Tensor, type)
 
 def known_own_globals() -> tuple[str, ...]:
     """Return the imported modules of public libraries whose globals each rank has for itself by default."""
-    return tuple(name for name in _KNOWN if name in sys.modules)
+    return tuple(name for name in KNOWN if name in sys.modules)
 
 
 class RankLocalModules:
