@@ -43,6 +43,10 @@ class Counts:
     joined: bool = False
     _told_at: float = 0.0
 
+    def record(self) -> dict[str, int]:
+        """Return the counts as JSON has them."""
+        return {name: getattr(self, name) for name in ("rank", "steps", "collectives", "messages", "nbytes")}
+
     def append(self, signature: Signature) -> None:
         """Count an operation; see ``operations/posted.py``."""
         self.joined = True

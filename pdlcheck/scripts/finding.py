@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdlcheck.scripts.counts import Counts
+from pdlcheck.json_values import plain
 from pdlcheck.report.measured import bytes_text
+from pdlcheck.scripts.counts import Counts
+from pdlcheck.worlds.exceptions import text_of
 from pdlcheck.worlds.stack_position import user_traceback
 
-__all__ = ["Finding"]
+__all__ = ["FORMAT_VERSION", "KIND", "Finding"]
+
+FORMAT_VERSION = 1
+KIND = "pdlcheck run"
 
 
 @dataclass
@@ -38,6 +43,25 @@ class Finding:
     def held(self) -> bool:
         """Return whether the ranks communicated and no fault was found."""
         return self.error is None and any(one.joined for one in self.counts)
+
+    def record(self) -> dict[str, object]:
+        """Return the finding as JSON has it."""
+        error = self.error
+        return {
+            "version": FORMAT_VERSION,
+            "kind": KIND,
+            "world": self.world,
+            "world_size": self.world_size,
+            "runs": self.runs,
+            "held": self.held,
+            "error": None if error is None else type(error).__name__,
+            "message": None if error is None else text_of(error),
+            "fields": plain(getattr(error, "fields", {})),
+            "notes": [*getattr(error, "__notes__", ()), *self.notes],
+            "replay": self.replay,
+            "ranks": [one.record() for one in self.counts],
+            "text": self.text(),
+        }
 
     def text(self) -> str:
         """Return the verdict, for people."""

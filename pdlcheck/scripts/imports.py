@@ -25,7 +25,8 @@ def imported_packages(program: Program) -> set[str]:
         first = (spec.origin if spec is not None else None) or ""
     places = [os.path.dirname(first), os.getcwd()]
     packages: set[str] = set()
-    files, read = [first], set()
+    files = [first]
+    read: set[str] = set()
     while files and len(read) < _MOST:
         path = files.pop()
         if path in read:

@@ -17,13 +17,18 @@ import torch.distributed.launcher.api
 import torch.multiprocessing.spawn
 
 from pdlcheck.compat.patches import Patch, Patches
+from pdlcheck.compat.python.multiprocessing import adopt, call_of, start_method_of
 from pdlcheck.scripts.program import Program
+from pdlcheck.worlds.program import program_modules
 
 __all__ = ["NotALauncher", "RanksFailed", "Starting", "has_launcher", "start_ranks"]
 
 _STARTS = {"spawn", "start_processes", "Process", "elastic_launch", "notebook_launcher"}
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher")
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # a function with its arguments
 
 
 class NotALauncher(BaseException):
@@ -47,7 +52,7 @@ class Starting:
     """
 
     world_size: int
-    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = ()
+    calls: Sequence[Call] = ()
     anew: bool = False
     program: Program | None = None
 
@@ -148,7 +153,7 @@ def _spawn(begin: Callable[[Starting], None]) -> Callable[..., Any]:
         daemon: bool = False,
         start_method: str = "spawn",
     ) -> Any:
-        calls = [(fn, (rank, *args), {}) for rank in range(nprocs)]
+        calls: list[Call] = [(fn, (rank, *args), {}) for rank in range(nprocs)]
         context = _Context(lambda: begin(Starting(nprocs, calls, anew=start_method != "fork")))
         return context.join() and None if join else context
 
@@ -180,7 +185,9 @@ def _launch(begin: Callable[[Starting], None]) -> Callable[..., Any]:
         if isinstance(entrypoint, str):
             begin(Starting(world_size, program=_program_of([entrypoint, *map(str, args)])))
         elif entrypoint is not None:
-            begin(Starting(world_size, [(entrypoint, tuple(args), {})] * world_size, anew=config.start_method != "fork"))
+            begin(
+                Starting(world_size, [(entrypoint, tuple(args), {})] * world_size, anew=config.start_method != "fork")
+            )
         return {}
 
     return launch_agent
@@ -201,17 +208,18 @@ class _Processes:
 
     begin: Callable[[Starting], None]
     started: list[Any] = field(default_factory=list)
+    adopted: list[_Adopted] = field(default_factory=list)
 
     def starter(self, real: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return what takes the place of ``Process.start``."""
 
         def start(process: Any) -> None:
-            target = getattr(process, "_target", None)
-            if getattr(target, "__module__", None) not in _own_modules():
+            if getattr(call_of(process)[0], "__module__", None) not in program_modules():
                 real(process)  # a worker of a DataLoader, a manager
                 return
-            process._popen = _Adopted(self, process)
+            self.adopted.append(_Adopted(self))
             self.started.append(process)
+            adopt(process, self.adopted[-1])
 
         return start
 
@@ -220,23 +228,17 @@ class _Processes:
         if not self.started:
             return
         processes, self.started = self.started, []
-        calls = [(one._target, one._args, one._kwargs) for one in processes]
-        anew = getattr(processes[0], "_start_method", None) in ("spawn", "forkserver")
-        self.begin(Starting(len(calls), calls, anew=anew))
-        for process in processes:
-            process._popen.returncode = 0
-
-
-def _own_modules() -> set[str]:
-    from pdlcheck.worlds.program import program_modules
-
-    return set(program_modules())
+        adopted, self.adopted = self.adopted, []
+        calls = [call_of(process) for process in processes]
+        self.begin(Starting(len(calls), calls, anew=start_method_of(processes[0]) != "fork"))
+        for one in adopted:
+            one.returncode = 0
 
 
 class _Adopted:
     """The ``_popen`` of a process that has become a rank."""
 
-    def __init__(self, processes: _Processes, process: Any) -> None:
+    def __init__(self, processes: _Processes) -> None:
         self._processes = processes
         self.returncode: int | None = None
         self.pid = os.getpid()

@@ -91,8 +91,8 @@ class _RankBytes(io.BufferedIOBase):
 def own_lines(lines: Lines, rank: int) -> Iterator[None]:
     """Write what the calling simulated rank prints to ``lines``."""
     before = sys.stdout, sys.stderr
-    sys.stdout = _RankStream(lines, rank, "out", before[0])  # type: ignore[assignment]  # has what programs use
-    sys.stderr = _RankStream(lines, rank, "err", before[1])  # type: ignore[assignment]
+    sys.stdout = _RankStream(lines, rank, "out", before[0])
+    sys.stderr = _RankStream(lines, rank, "err", before[1])
     try:
         yield
     finally:

@@ -15,7 +15,8 @@ from pdlcheck.worlds.registry import is_simulated
 
 __all__ = ["Plan", "fault_of"]
 
-_AT = {"kill": Kill, "stall": Stall, "corrupt": Corrupt}
+_AT: dict[str, Callable[[int, int], Fault]] = {"kill": Kill, "stall": Stall, "corrupt": Corrupt}
+_NO_LIMIT_S = 10 * 24 * 3600.0
 _FORMS = "kill:RANK@OPERATION, stall:RANK@OPERATION, corrupt:RANK@OPERATION or absent:RANK"
 
 
@@ -57,6 +58,7 @@ class Plan:
         own_globals: installed modules whose globals each simulated rank has for itself.
         cuda_as_cpu: run the CUDA code of the ranks on the CPU.
         timeout_s: the time limit of a run in seconds; None for none.
+        placement: starts the processes of the ranks; None on this machine alone.
     """
 
     program: Program
@@ -72,6 +74,7 @@ class Plan:
     own_globals: tuple[str, ...] = ()
     cuda_as_cpu: bool = False
     timeout_s: float | None = None
+    placement: Any = None
 
     @property
     def ranks(self) -> int:
@@ -92,8 +95,10 @@ class Plan:
                 "own_globals": self.own_globals,
                 "timeout_s": self.timeout_s,
             }
-        elif self.timeout_s is not None:
-            options["timeout_s"] = self.timeout_s
+        else:
+            options["timeout_s"] = self.timeout_s or _NO_LIMIT_S
+            if self.placement is not None:
+                options["placement"] = self.placement
         return options
 
     def replay(self, schedule: str) -> str:

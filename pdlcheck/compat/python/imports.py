@@ -31,4 +31,4 @@ def is_initializing(module: ModuleType) -> bool:
 @uses("importlib._bootstrap._module_locks", lost="a simulated rank that communicates in an import blocks the others")
 def module_locks() -> dict[str, Any]:
     """Return the locks of modules that are being imported, by name; an empty dict if Python does not keep them so."""
-    return getattr(importlib._bootstrap, "_module_locks", {})  # type: ignore[attr-defined]
+    return getattr(importlib._bootstrap, "_module_locks", {})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from pdlcheck.errors import CheckFailed
 from pdlcheck.harness.collection import cases
 from pdlcheck.harness.reporting.unseen_conditions import CONDITIONS
+from pdlcheck.json_values import plain
 from pdlcheck.worlds.exceptions import text_of
 
 __all__ = ["FORMAT_VERSION", "JsonRecords"]
@@ -68,19 +68,6 @@ def _record(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestRe
         "error": None if error is None or report.passed else type(error).__name__,
         "message": text_of(error) if error is not None and report.failed else None,
         "replay": replay,
-        "check": None if check is None else {name: _plain(value) for name, value in check.items()},
+        "check": None if check is None else {name: plain(value) for name, value in check.items()},
         "conditions": getattr(report, CONDITIONS, None),
     }
-
-
-def _plain(value: object) -> object:
-    """Return a value that JSON has. NaN, infinite and complex numbers become text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return repr(value)

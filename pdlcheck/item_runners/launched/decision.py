@@ -15,6 +15,7 @@ from pdlcheck.harness.conftest_hooks import of_conftest_files
 from pdlcheck.harness.running import held_terminal
 from pdlcheck.item_runners.launched import session as launched
 from pdlcheck.launch.environment import Launch
+from pdlcheck.launch.nesting import leave_mpi_environment
 from pdlcheck.worlds.standard_streams import flush_streams
 
 __all__ = ["begin", "decide", "serve_if_agent"]
@@ -47,7 +48,7 @@ def decide(session: pytest.Session) -> None:
         held_terminal.show(config)
         return
     _refuse_mpi_of_all(session, own)
-    launched.leave_mpi_environment()
+    leave_mpi_environment()
     launch.take_over(config, own)
     if config.option.collectonly:
         return

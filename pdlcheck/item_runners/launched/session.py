@@ -7,7 +7,6 @@ runs pytest by itself, as it would without this plugin. Does not import torch.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,15 @@ import pytest
 from pdlcheck.errors import WorldUnavailable
 from pdlcheck.harness.collection.launch import joined, joins, launch
 from pdlcheck.launch.environment import Launch
+from pdlcheck.launch.nesting import leave_mpi_environment
 from pdlcheck.launch.waiting import CURE
 
 if TYPE_CHECKING:
     from pdlcheck.worlds.launched.placement import LaunchedPlacement
 
-__all__ = ["PRELOAD", "excuse", "follow", "lead", "leave_mpi_environment", "placement", "stay_out_of_mpi"]
+__all__ = ["PRELOAD", "excuse", "follow", "lead", "placement", "stay_out_of_mpi"]
 
 PRELOAD = ("pytest", "hypothesis", "pdlcheck.item_runners.processes.rank.preloaded")  # modules that every rank needs
-
-# MPI joins the run of mpiexec by these variables. Neither this process nor its short-lived ranks are such a member.
-_OF_MPI = ("PMIX_", "PMI_")
 
 _placement: pytest.StashKey[LaunchedPlacement | pytest.UsageError] = pytest.StashKey()
 
@@ -39,12 +36,6 @@ def stay_out_of_mpi(config: pytest.Config) -> None:
     """
     if joins(config) is not None:
         leave_mpi_environment()
-
-
-def leave_mpi_environment() -> None:
-    """Keep this process, and those that it starts, from joining MPI as members of the run of mpiexec."""
-    for name in [name for name in os.environ if name.startswith(_OF_MPI)]:
-        del os.environ[name]
 
 
 def excuse(config: pytest.Config) -> Generator[None, object, object]:

@@ -52,11 +52,15 @@ _INTERNAL = (
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_"),
     *WRAPPERS,
 )
-# path prefixes of files that call the user's tests
+# path prefixes of files that call the user's tests or program
+_PACKAGE = os.path.dirname(os.path.dirname(_WORLDS))
 _specs = [importlib.util.find_spec(name) for name in PYTEST_PACKAGES]
 _MACHINERY = (
     *(os.path.dirname(spec.origin) + os.sep for spec in _specs if spec is not None and spec.origin is not None),
-    *(os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), room) + os.sep for room in ("harness", "item_runners", "scripts")),
+    *(
+        os.path.join(os.path.dirname(os.path.dirname(_WORLDS)), room) + os.sep
+        for room in ("harness", "item_runners", "scripts")
+    ),
 )
 _BOTTOM = os.path.join(_WORLDS, "simulated", "world.py")
 

@@ -12,7 +12,6 @@ import site
 import sys
 import sysconfig
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -89,7 +88,7 @@ def _installed() -> tuple[str, ...]:
     """Return the folders of modules that ranks share."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages()]
-    paths += [str(Path(package.__file__).parent) for package in (torch, pdlcheck)]  # also where they are not installed
+    paths += [place for package in (torch, pdlcheck) for place in package.__path__]  # also where they are not installed
     return tuple({os.path.realpath(path) + os.sep for path in paths})
 
 
