@@ -20,7 +20,7 @@ _CHOICES = {
     "second_wait": ("blocks", "returns"),
     "waits": ("own", "earlier"),
 }
-_CHECKS = ("poison", "hazards", "leaks")
+_CHECKS = ("poison", "hazards", "leaks", "unwaited", "unreceived")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,10 @@ class Semantics:
             ``reduce``, ranks other than ``dst`` keep the poison, because gloo leaves partial sums there. They do not
             with ``messages='in_order'``, because NCCL leaves the tensor unchanged.
         hazards: a rank that accesses a buffer of a pending operation raises ``BufferHazard``.
-        leaks: a run that ends with an operation that no rank waited for, or a message that no rank received, raises
-            ``LeakedWork``.
+        leaks: a run that leaves work behind raises ``LeakedWork``. If False, neither ``unwaited`` nor ``unreceived``
+            does.
+        unwaited: a run that ends with an operation that no rank waited for raises ``LeakedWork``.
+        unreceived: a run that ends with a message that no rank received raises ``LeakedWork``.
 
     Raises:
         ValueError: a value is not one of those named here.
@@ -72,6 +74,8 @@ class Semantics:
     poison: bool = True
     hazards: bool = True
     leaks: bool = True
+    unwaited: bool = True
+    unreceived: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

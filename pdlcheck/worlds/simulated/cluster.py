@@ -81,7 +81,7 @@ class Cluster:
             observers.append(BufferHazards(descriptions.describe))
         if semantics.poison:
             observers.append(Poison(partial_sums=semantics.messages != "in_order"))
-        if semantics.leaks:
+        if semantics.leaks and (semantics.unwaited or semantics.unreceived):
             observers.append(Leaks(engine, descriptions.describe))
         return observers
 

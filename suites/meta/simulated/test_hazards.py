@@ -138,6 +138,25 @@ def test_a_message_that_nobody_received_is_a_leak_where_sends_are_buffered():
         run(messages.never_received, False)
 
 
+def sends_alone():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(2), 1)
+
+
+def test_each_kind_of_leak_has_a_switch_of_its_own():
+    unwaited, unreceived = make_semantics(unwaited=False), make_semantics("buffered", unreceived=False)
+    run(leaks.handle_is_dropped, False, semantics=unwaited)
+    run(leaks.sent_and_forgotten, False, semantics=unwaited)
+    run(messages.never_received, False, semantics=unreceived)
+    with pytest.raises(LeakedWork, match="nobody waited for it"):
+        run(leaks.handle_is_dropped, False, semantics=unreceived)
+    for semantics in (unwaited, make_semantics("buffered", unwaited=False)):
+        with pytest.raises(LeakedWork, match=r"1 operation was left behind\n.*; the message was never received"):
+            run(sends_alone, semantics=semantics)
+    for semantics in (make_semantics(unwaited=False, unreceived=False), make_semantics(leaks=False)):
+        run(sends_alone, semantics=semantics)
+
+
 def test_ranks_are_fit_for_use_after_a_leak():
     with get_world("sim").open(2) as ranks:
         with pytest.raises(LeakedWork):

@@ -28,26 +28,37 @@ class Leaks(Observer):
 
     def verdict(self) -> PdlcheckError | None:
         """Return the error for leaked work; None if there is none."""
-        return _leaked(self._engine.posted.values(), self._engine.unwaited.values(), self._describe)
+        semantics = self._engine.semantics
+        unwaited = _unwaited(self._engine.unwaited.values()) if semantics.unwaited else []
+        sends = [work for work in self._engine.posted.values() if work.operation.signature.op == "send"]
+        if semantics.unwaited:  # a send that is not buffered is among the unwaited ones
+            sends = [work for work in sends if work.matched]
+        return _leaked(sends if semantics.unreceived else [], unwaited, self._describe)
+
+
+def _unwaited(works: Iterable[SimulatedWork]) -> list[SimulatedWork]:
+    """Return the operations that count as leaked.
+
+    Operations that torch's own code posts and never waits for (DDP's join) do not count. A future counts as a wait once
+    it is done.
+    """
+    return [work for work in works if not (work.origin.torchs_own or work.finished)]
 
 
 def _leaked(
-    unmatched: Iterable[SimulatedWork],
+    unreceived: Iterable[SimulatedWork],
     unwaited: Iterable[SimulatedWork],
     describe: Callable[[Signature], tuple[str, str]],
 ) -> LeakedWork | None:
     """Return the error for leaked work; None if there is none.
 
-    Operations that torch's own code posts and never waits for (DDP's join) do not count. A future counts as a wait once
-    it is done.
-
     Args:
-        unmatched: the operations that have not matched.
+        unreceived: the messages that no rank has received.
         unwaited: the asynchronous operations that no rank has waited for.
         describe: see :class:`Leaks`.
     """
-    lost = {id(work): work for work in unmatched if work.operation.signature.op == "send" and work.matched}
-    waiting = {id(work): work for work in unwaited if not (work.origin.torchs_own or work.finished)}
+    lost = {id(work): work for work in unreceived}
+    waiting = {id(work): work for work in unwaited}
     works = sorted({**lost, **waiting}.values(), key=lambda work: work.operation.signature.rank)
     if not works:
         return None
