@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["LONGEST", "add_note", "shorten", "text_of"]
+__all__ = ["LONGEST", "add_note", "notes_of", "shorten", "text_of"]
 
 LONGEST = 200_000  # characters of one text; of a longer text only both ends are shown
 _AT_EACH_END = LONGEST // 2
@@ -33,9 +33,20 @@ def add_note(error: BaseException, note: str) -> None:
     try:
         BaseException.add_note(error, note)
     except TypeError:  # the notes are not a list
-        held = getattr(error, "__notes__", ())
-        notes = [held] if isinstance(held, str) else [str(one) for one in held] if hasattr(held, "__iter__") else []
-        vars(error)["__notes__"] = [*notes, note]
+        vars(error)["__notes__"] = [*notes_of(error), note]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an exception, also if its ``__notes__`` is not a list of texts.
+
+    Example:
+        >>> error = ValueError("no data")
+        >>> error.add_note("in step 3")
+        >>> notes_of(error)
+        ['in step 3']
+    """
+    held = getattr(error, "__notes__", ())
+    return [held] if isinstance(held, str) else [str(one) for one in held] if hasattr(held, "__iter__") else []
 
 
 def shorten(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pdlcheck.errors import PdlcheckError, RankFailed
 from pdlcheck.operations.words import who
-from pdlcheck.worlds.exceptions import add_note, text_of
+from pdlcheck.worlds.exceptions import add_note, notes_of, text_of
 from pdlcheck.worlds.site import is_ours
 
 __all__ = [
@@ -177,11 +177,26 @@ def _story(first: Raised, outcomes: Sequence[Outcome]) -> list[str]:
     for line, ranks in lines.values():
         was = "was" if len(ranks) == 1 else "were"
         notes.append(line.replace("{ranks}", who([ranks])).replace("{was}", was))
-    for raised in [first, *others.values()]:
+    shown = [first, *others.values()]
+    notes += _notes(outcomes, shown)
+    for raised in shown:
         if raised.traceback or raised is not first:
             notes.append(f"traceback on rank {raised.rank}:\n{_traceback(raised)}")
         notes += _output(raised)
     return notes
+
+
+def _notes(outcomes: Sequence[Outcome], shown: Sequence[Raised]) -> list[str]:
+    """Return one line for all ranks with the same note, if no failure that is shown in full has this note."""
+    known = {without_addresses(note) for raised in shown for note in notes_of(raised.error)}
+    ranks: dict[str, tuple[str, list[int]]] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Raised) and not outcome.consequence:
+            own = {without_addresses(note): note for note in notes_of(outcome.error)}
+            for text, note in own.items():
+                if text not in known:
+                    ranks.setdefault(text, (note, []))[1].append(outcome.rank)
+    return [f"{who([noted])} noted: {note}" for note, noted in ranks.values()]
 
 
 def _output(raised: Raised) -> list[str]:

@@ -56,6 +56,32 @@ def test_an_exception_with_fields_of_its_own(world):
         world.run(raises, lambda: OddError("this", "that"), world_size=2)
 
 
+class ReducedError(ValueError):
+    """An exception that leaves its notes behind when it is pickled."""
+
+    def __reduce__(self):
+        return type(self), self.args
+
+
+def raises_with_notes(kind):
+    rank = dist.get_rank()
+    error = kind("no data") if rank < 2 else IndexError("no element 9")
+    error.add_note(f"in the shard of rank {rank}")
+    error.add_note("in step 3")
+    dist.barrier()
+    raise error
+
+
+@pytest.mark.parametrize("kind", [ValueError, ReducedError])
+def test_the_notes_of_every_rank_are_in_the_report(world, kind):
+    with pytest.raises((ValueError, IndexError)) as raised:
+        world.run(raises_with_notes, kind, world_size=3)
+    story = "\n".join(raised.value.__notes__)
+    for rank in range(3):
+        assert f"in the shard of rank {rank}" in story
+    assert "noted: in step 3" not in story, "each error that is shown in full has this note"
+
+
 def exits(code):
     dist.barrier()
     sys.exit(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
 from ..needs_mpi import needs_mpi
@@ -21,6 +23,24 @@ def test_noted(rank):
     assert "\nE       second line of it" in text
     assert text.count("second line of it") == 2, "in the source and in the error"
     assert "ranks 0, 1 of 2 raised this" in text
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_notes_of_other_ranks_are_shown_too_and_reach_junit(run, pytester, world):
+    source = """
+@pytest.mark.world_size(3)
+def test_noted(rank):
+    error = ValueError("wrong") if rank < 2 else IndexError("outside")
+    error.add_note(f"note of rank {rank}" if rank else "first line\\nsecond line")
+    dist.barrier()
+    raise error
+"""
+    run(source, "--junit-xml=out.xml", world=world).assert_outcomes(failed=1)
+    failure = str(next(ElementTree.parse(pytester.path / "out.xml").iter("failure")).text)
+    for note in ("second line", "note of rank 1", "note of rank 2"):
+        assert note in failure
+    for line in ("ValueError: wrong", "IndexError: outside"):
+        assert line in failure
 
 
 @pytest.mark.slow

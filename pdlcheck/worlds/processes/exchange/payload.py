@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from pdlcheck.worlds.exceptions import text_of
+from pdlcheck.worlds.exceptions import notes_of, text_of
 from pdlcheck.worlds.outcome import check_has_run
 from pdlcheck.worlds.unsendable import unsendable_call, users, within
 
@@ -93,14 +93,20 @@ def dump_result(value: Any, rank: int) -> bytes:
 
 
 def dump_error(error: BaseException) -> bytes | None:
-    """Return an exception as bytes; None unless it unpickles to the same type with the same text."""
+    """Return an exception as bytes; None unless it unpickles to the same type with the same text.
+
+    A form that keeps the notes is preferred. The reducer of a user's class may lose them.
+    """
+    known = None
     for form in (error, _AsItIs(error)):
         with suppress(BaseException):  # constructors and reducers of users' classes may raise anything
             data = _dumps(form)
             copy = pickle.loads(data)
             if type(copy) is type(error) and text_of(copy) == text_of(error):
-                return data
-    return None
+                if notes_of(copy) == notes_of(error):
+                    return data
+                known = known or data
+    return known
 
 
 class _AsItIs:
