@@ -10,7 +10,7 @@ from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.operations.signature import Signature
 from pdlcheck.operations.table import OPERATIONS
 from pdlcheck.operations.words import in_common, listed, who
-from pdlcheck.worlds.observe.differences import describe_differences
+from pdlcheck.worlds.observe.differences import Callers, describe_differences
 
 __all__ = ["PAIRWISE", "divided_batch", "fits", "mismatch", "p2p_mismatch"]
 
@@ -126,13 +126,16 @@ def divided_batch(pairs: Sequence[tuple[Signature, Signature]]) -> CollectiveMis
         pairs: an operation of the batch and the peer's operation that it meets, for a send and a receive.
     """
     own, theirs = pairs[0]
+    callers = Callers()
+    for one in (one for pair in pairs for one in pair):
+        callers.note(one)
     return CollectiveMismatch(
         "\n  ".join(
             [
                 f"rank {own.rank} sends to rank {theirs.rank} and receives from it in one batch, "
                 f"rank {theirs.rank} in two calls: nccl does not define what happens",
-                *(lines := [_in_words(f"rank {own.rank}: one batch of", [one for one, _ in pairs])]),
-                *(others := [_in_words(f"rank {theirs.rank}:", [one for _, one in pairs])]),
+                *(lines := [f"rank {own.rank}: one batch of {' and '.join(callers.told(one) for one, _ in pairs)}"]),
+                *(others := [f"rank {theirs.rank}: {' and '.join(callers.told(one) for _, one in pairs)}"]),
                 f"post both with one batch_isend_irecv on rank {theirs.rank}",
             ]
         ),
@@ -140,10 +143,6 @@ def divided_batch(pairs: Sequence[tuple[Signature, Signature]]) -> CollectiveMis
         ranks=[*lines, *others],
         odd=[],
     )
-
-
-def _in_words(head: str, operations: Sequence[Signature]) -> str:
-    return f"{head} {' and '.join(str(one) for one in operations)}"
 
 
 def _error(head: str, what: str, sides: Sequence[Sequence[Signature]]) -> CollectiveMismatch:

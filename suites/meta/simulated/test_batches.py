@@ -69,6 +69,31 @@ def in_one_direction():
     return [first.item(), second.item()]
 
 
+def around_a_ring():
+    """Send to the next rank and receive from the last one: rank 0 in one batch, the others in two calls."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    into = torch.empty(1)
+    ops = [
+        dist.P2POp(dist.irecv, into, (rank - 1) % size),
+        dist.P2POp(dist.isend, torch.tensor([float(rank)]), (rank + 1) % size),
+    ]
+    for each in [ops] if rank == 0 else [[op] for op in ops]:
+        batch(*each)
+    return into.item()
+
+
+def meets_plain_calls():
+    """Send in a batch of one operation, and receive by a plain call."""
+    into = torch.empty(1)
+    if dist.get_rank() == 0:
+        batch(send(1))
+        dist.recv(into, 1)
+    else:
+        dist.recv(into, 0)
+        batch(send(2))
+    return into.item()
+
+
 def keeps_what_its_caller_holds():
     """Return whether a tensor of a function outlives it, because the function has exchanged messages in a batch."""
 
@@ -82,8 +107,8 @@ def keeps_what_its_caller_holds():
     return held() is not None
 
 
-def run(program, *args, semantics="nccl", seed=0, **kwargs):
-    return get_world("sim", semantics=semantics, seed=seed).run(program, *args, world_size=2, **kwargs)
+def run(program, *args, semantics="nccl", seed=0, world_size=2, **kwargs):
+    return get_world("sim", semantics=semantics, seed=seed).run(program, *args, world_size=world_size, **kwargs)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -94,6 +119,7 @@ def test_a_batch_that_the_peer_divides_is_an_error_on_nccl(rounds, seed):
         run(exchange, rounds, divided=True, seed=seed)
     assert "rank 0: one batch of " in str(caught.value)
     assert str(caught.value).count("test_batches.py:") >= 4, "the lines of both calls on both ranks"
+    assert str(caught.value).count("called at ") == 4, "all calls are in one helper function"
     assert "post both with one batch_isend_irecv on rank 1" in str(caught.value)
 
 
@@ -102,6 +128,12 @@ def test_batches_that_meet_whole_are_right(seed):
     assert run(exchange, 3, divided=False, seed=seed) == [[10.0, 11.0, 12.0], [0.0, 1.0, 2.0]]
     assert run(one_ahead, seed=seed) == [1.0, 1.0]
     assert run(in_one_direction, seed=seed) == [[1.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_may_meet_calls_of_several_peers_and_one_operation_a_plain_call(seed):
+    assert run(around_a_ring, seed=seed, world_size=3) == [2.0, 0.0, 1.0]
+    assert run(meets_plain_calls, seed=seed) == [2.0, 1.0]
 
 
 def test_elsewhere_a_batch_may_be_divided():
