@@ -124,9 +124,17 @@ class Signature(NamedTuple):
     @property
     def group_text(self) -> str:
         """Return ``default group``, or the name of another group, with the ranks."""
-        name = self.group.partition("@")[0]
-        name = "default group" if name in ("", _DEFAULT_GROUP) else f"group {name}"
+        name = "default group" if self.is_of_default_group else f"group {self._group_name}"
         return f"{name} (ranks {spans(self.members)})"
+
+    @property
+    def is_of_default_group(self) -> bool:
+        """Return whether the group is the default group."""
+        return self._group_name in ("", _DEFAULT_GROUP)
+
+    @property
+    def _group_name(self) -> str:
+        return self.group.partition("@")[0]
 
     def _tensors(self) -> str:
         parts = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]

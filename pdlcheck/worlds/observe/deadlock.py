@@ -8,12 +8,16 @@ from pdlcheck.errors import Deadlock
 from pdlcheck.operations.signature import Signature
 from pdlcheck.operations.words import in_common, who
 from pdlcheck.worlds.observe.differences import describe_differences
+from pdlcheck.worlds.observe.parting import OUT_OF_STEP
 
 __all__ = ["deadlock"]
 
 
 def deadlock(
-    waiting: Mapping[int, Signature | str], ended: Mapping[int, Signature | None], missing: Mapping[int, Sequence[int]]
+    waiting: Mapping[int, Signature | str],
+    ended: Mapping[int, Signature | None],
+    missing: Mapping[int, Sequence[int]],
+    parted: Sequence[str] = (),
 ) -> Deadlock:
     """Return the error for ranks that all wait.
 
@@ -21,6 +25,7 @@ def deadlock(
         waiting: rank -> the operation it is blocked in, or a description of another kind of wait.
         ended: rank -> its last operation, or None, for the ranks that have returned.
         missing: rank -> the ranks that its operation still needs.
+        parted: lines about where the ranks parted, as :meth:`Matcher.parted` returns them.
     """
     words: dict[int, str] = {}
     known = describe_differences(each for each in (*waiting.values(), *ended.values()) if isinstance(each, Signature))
@@ -36,7 +41,7 @@ def deadlock(
     head = f"no rank can go on: {len(waiting)} of {len(waiting) + len(ended)} are blocked"
     tail = [f"wait cycle: {' -> '.join(f'rank {r}' for r in [*cycle, cycle[0]])}"] if cycle else []
     gone = [r for needs in missing.values() for r in needs if r in ended]
-    if gone and not cycle:
+    if gone and not cycle and not any(line.startswith(OUT_OF_STEP) for line in parted):
         tail.append(
             f"rank {gone[0]} has returned and will not take part: fewer steps, or an early return, on that rank"
         )
@@ -46,7 +51,7 @@ def deadlock(
             "with use_local_synchronization=True for its members alone"
         )
     lines = [f"rank {rank}: {said}" for rank, said in words.items()]
-    return Deadlock("\n  ".join([head, *in_common(words), *tail]), ranks=lines, cycle=cycle)
+    return Deadlock("\n  ".join([head, *in_common(words), *tail, *parted]), ranks=lines, cycle=cycle)
 
 
 def _needs_outsiders(operation: Signature | str, needs: Sequence[int]) -> bool:

@@ -15,6 +15,7 @@ from pdlcheck.errors import CollectiveMismatch
 from pdlcheck.operations.signature import Signature
 from pdlcheck.worlds.observe.mismatch import PAIRWISE, fits, mismatch, p2p_mismatch
 from pdlcheck.worlds.observe.order import Orders
+from pdlcheck.worlds.observe.parting import Partings
 
 __all__ = ["Match", "Matcher"]
 
@@ -43,8 +44,13 @@ class Matcher:
         # collectives whose ranks disagree, with the ranks that one of them names and that are still missing
         self._spoiled: dict[tuple[str, int], set[int]] = {}
         self._orders = Orders()
+        self._partings = Partings()
         self._sends: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)  # (group, dst, tag)
         self._recvs: dict[tuple[str, int, int], list[_Posted]] = defaultdict(list)
+
+    def begin(self) -> None:
+        """Start a run, in which the ranks have not met yet."""
+        self._partings = Partings()
 
     def post(self, signature: Signature, key: Hashable) -> Match | None:
         """Add an operation; return the match that it completes, if any.
@@ -66,7 +72,11 @@ class Matcher:
 
     def verdict(self) -> CollectiveMismatch | None:
         """Return the error of the first collective whose posted signatures disagree; None if there is none."""
-        return next((_verdict(self._collectives[place]) for place in self._spoiled), None)
+        return next((self._verdict(self._collectives[place]) for place in self._spoiled), None)
+
+    def parted(self, now: Mapping[int, Signature | None]) -> list[str]:
+        """Return one or two lines about where ranks parted that wait in these operations, or have returned (None)."""
+        return self._partings.report(now)
 
     def missing(self, signature: Signature) -> tuple[int, ...]:
         """Return the global ranks that a waiting operation still needs: all other ranks for a receive from any rank."""
@@ -97,16 +107,25 @@ class Matcher:
         if self._spoiled and place in self._spoiled:
             self._spoiled[place].update(signature.members)
             self._spoiled[place].difference_update(there)
-            if self.is_complete(signature) and (error := _verdict(there)):
+            if self.is_complete(signature) and (error := self._verdict(there)):
                 raise error
             return None
         if len(there) < len(signature.members):
             return None
         del self._collectives[place]
         ordered = [there[rank] for rank in signature.members]
-        if error := self._orders.met([p.signature for p in ordered]):
+        signatures = [p.signature for p in ordered]
+        self._partings.met(signatures)
+        if error := self._orders.met(signatures):
             raise error
         return Match(*zip(*ordered, strict=True))
+
+    def _verdict(self, there: Mapping[int, _Posted]) -> CollectiveMismatch | None:
+        now = {rank: there[rank].signature for rank in sorted(there)}
+        error = mismatch(list(now.values()))
+        if error is None or not (lines := self._partings.report(now)):
+            return error
+        return CollectiveMismatch("\n  ".join([str(error), *lines]), **error.fields)
 
     def _agrees(self, arriving: Signature, there: Mapping[int, _Posted]) -> bool:
         others = iter(there.values())
@@ -129,10 +148,6 @@ class Matcher:
             self._recvs[place].append(posted)
             return None
         return _message(partner, posted)
-
-
-def _verdict(there: Mapping[int, _Posted]) -> CollectiveMismatch | None:
-    return mismatch([posted.signature for posted in there.values()])
 
 
 def _take(queue: list[_Posted], fits: Callable[[Signature], bool]) -> _Posted | None:

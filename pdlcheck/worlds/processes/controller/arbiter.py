@@ -168,4 +168,5 @@ class Arbiter:
             waiting=self._waiting,
             ended={rank: self._last.get(rank) for rank in self._ended},
             missing={rank: self._matcher.missing(self._waiting[rank]) for rank in sorted(self._waiting)},
+            parted=self._matcher.parted({rank: self._waiting.get(rank) for rank in range(self._world_size)}),
         )

@@ -73,6 +73,7 @@ class SimulatedEngine:
     def begin(self, observers: Iterable[Observer]) -> None:
         """Start a run with these observers."""
         self.last.clear()
+        self._matcher.begin()
         self.observers = tuple(observers)
         self.events = Subscriptions(self.observers)
         self.connections = Connections(self.posted)
@@ -264,10 +265,14 @@ class SimulatedEngine:
                 work.show()
 
     def _deadlock(self, waiting: Sequence[RankThread], ranks: Sequence[RankThread]) -> PdlcheckError:
+        now = {rank.rank: rank.waits_for if rank in waiting else None for rank in ranks}
         return deadlock(
             waiting={rank.rank: rank.waits_for or "its own code" for rank in waiting},
             ended={rank.rank: self.last.get(rank.rank) for rank in ranks if rank.outcome is not None},
             missing={
                 rank.rank: self.missing(rank.waits_for) for rank in waiting if isinstance(rank.waits_for, Signature)
             },
+            parted=self._matcher.parted(
+                {rank: one for rank, one in now.items() if one is None or isinstance(one, Signature)}
+            ),
         )
