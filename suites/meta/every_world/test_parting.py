@@ -1,4 +1,4 @@
-"""Reports of hangs and mismatches name the last collective that ranks shared, and the statement by which they parted."""
+"""Reports of deadlocks and mismatches name the last collective that ranks shared, and where they parted."""
 
 from __future__ import annotations
 
@@ -88,6 +88,13 @@ def parts_in_a_subgroup():
     dist.barrier()  # other
 
 
+def parts_at_once():
+    if dist.get_rank():
+        dist.all_reduce(X.clone())
+    else:
+        dist.broadcast(X.clone(), 0)
+
+
 def is_right():
     for _ in range(4):
         dist.all_reduce(X.clone())
@@ -160,7 +167,8 @@ def test_ranks_at_one_line_have_not_parted(world):
 
 def test_the_group_is_named_in_which_ranks_part(world):
     text = message(world, parts_in_a_subgroup, Deadlock, world_size=3)
-    assert re.search(r"after collective 0 of the group \S+ \(ranks 0, 1\), all_reduce at <shared>, rank 0 went on", text)
+    words = r"after collective 0 of the group \S+ \(ranks 0, 1\), all_reduce at <shared>, rank 0 went on to <one>"
+    assert re.search(words, text)
     assert "rank 1 is at <other>" in text
     assert "<decides> decides between these lines: if dist.get_rank() == 0:" in text
 
@@ -169,5 +177,6 @@ def test_an_earlier_run_of_the_ranks_is_forgotten():
     with get_world("sim").open(2) as ranks:
         ranks.run(is_right)
         with pytest.raises(CollectiveMismatch) as caught:
-            ranks.run(lambda: dist.all_reduce(X.clone()) if dist.get_rank() else dist.broadcast(X.clone(), 0))
+            ranks.run(parts_at_once)
     assert "after collective" not in str(caught.value)
+    assert "decides between these lines: if dist.get_rank():" in str(caught.value)
