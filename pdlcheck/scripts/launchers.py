@@ -117,7 +117,7 @@ def start_ranks(program: Program, start: Callable[[Starting], None], devices: in
         rows.append(Patch(torch.cuda, "device_count", lambda _: lambda: devices, "ranks have CUDA as CPU", True))
         rows.append(Patch(torch.cuda, "is_available", lambda _: lambda: True, "ranks have CUDA as CPU", True))
     table = Patches(rows)
-    before = list(sys.argv), list(sys.path)
+    before = list(sys.argv), list(sys.path), dict(os.environ), sys.modules["__main__"]
     try:
         with table:
             program.prepare()
@@ -132,7 +132,9 @@ def start_ranks(program: Program, start: Callable[[Starting], None], devices: in
             raise
         processes.run()
     finally:
-        sys.argv[:], sys.path[:] = before
+        sys.argv[:], sys.path[:], environment, sys.modules["__main__"] = before
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def _refuse(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +182,9 @@ class _Context:
 def _launch(begin: Callable[[Starting], None]) -> Callable[..., Any]:
     """Return what takes the place of the agent of torchrun."""
 
-    def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> dict[int, Any]:
+    def launch_agent(
+        config: Any, entrypoint: Callable[..., Any] | str | None, args: list[Any], **_: Any
+    ) -> dict[int, Any]:
         world_size = config.nproc_per_node * config.max_nodes
         if isinstance(entrypoint, str):
             begin(Starting(world_size, program=_program_of([entrypoint, *map(str, args)])))

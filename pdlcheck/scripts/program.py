@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import runpy
 import sys
@@ -61,7 +62,15 @@ class Program:
     def _run(self, name: str) -> dict[str, Any]:
         if self.is_module:
             return runpy.run_module(self.target, run_name=name, alter_sys=True)
-        return runpy.run_path(self.path, run_name=name)
+        if not os.path.isfile(self.path):
+            return runpy.run_path(self.path, run_name=name)  # a folder with a __main__.py
+        module = ModuleType(name)
+        module.__file__ = self.path
+        sys.modules[name] = module
+        with io.open_code(self.path) as file:
+            code = compile(file.read(), self.path, "exec", dont_inherit=True)
+        exec(code, vars(module))
+        return vars(module)
 
 
 def find_program(target: str, arguments: tuple[str, ...], *, is_module: bool) -> Program:

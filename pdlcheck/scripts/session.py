@@ -51,9 +51,8 @@ def _as_launcher(plan: Plan, progress: Progress, lines: Lines) -> Finding:
         finding = _Run(plan, progress, lines, starting).finding()
         findings.append(finding)
         if plan.world_size not in (None, starting.world_size):
-            finding.notes.append(
-                f"the program itself started {starting.world_size} ranks; -n {plan.world_size} is not used"
-            )
+            own = f"the program started {starting.world_size} ranks itself"
+            finding.notes.append(f"{own}: -n {plan.world_size} is not used")
         if not finding.held:
             raise RanksFailed
 

@@ -36,6 +36,10 @@ def scripts(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    before = dict(os.environ)
+    before = _environment()
     yield Scripts(tmp_path, capfd)
-    assert dict(os.environ) == before
+    assert _environment() == before
+
+
+def _environment():
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}

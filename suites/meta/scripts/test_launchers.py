@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-
 SPAWN = """
     import os, sys
     import torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -27,7 +26,10 @@ SPAWN = """
 @pytest.mark.parametrize("join", ["join=True", "join=False"])
 def test_spawned_functions_are_the_ranks(scripts, join):
     text = SPAWN.replace("{}", join)
-    scripts.write("spawns.py", text if "True" in join else text.replace("mp.spawn(", "context = mp.spawn(") + "        context.join()\n")
+    scripts.write(
+        "spawns.py",
+        text if "True" in join else text.replace("mp.spawn(", "context = mp.spawn(") + "        context.join()\n",
+    )
     code, out, err = scripts.run("spawns.py")
     assert code == 0, err
     assert sorted(out.splitlines()) == [*(f"[rank {rank}] __mp_main__ hello 6.0" for rank in range(3)), "main is done"]
@@ -74,7 +76,9 @@ def test_a_hang_of_spawned_ranks_is_a_verdict(scripts):
 
 
 def test_torchrun_within_a_script_starts_the_ranks(scripts):
-    scripts.write("train.py", "import torch.distributed as d, sys; d.init_process_group('gloo'); d.barrier(); print(sys.argv[1:])")
+    scripts.write(
+        "train.py", "import torch.distributed as d, sys; d.init_process_group('gloo'); d.barrier(); print(sys.argv[1:])"
+    )
     scripts.write(
         "launch.py",
         """
@@ -117,7 +121,7 @@ def test_the_script_decides_how_many_ranks_it_starts(scripts):
 
 
 def test_a_script_that_starts_no_ranks_says_so(scripts):
-    scripts.write("spawns.py", SPAWN.replace('if __name__ == "__main__"', "if len(sys.argv) > 1"))
+    scripts.write("spawns.py", SPAWN.replace(", {}", "").replace('if __name__ == "__main__"', "if len(sys.argv) > 1"))
     code, _, err = scripts.run("spawns.py")
     assert code == 1
     assert err.startswith("nothing was checked: the program started no ranks")

@@ -48,7 +48,7 @@ class OwnProgram:
             if _belongs(modules[name]):
                 self._names.add(name)
         self._modules = {name: modules.pop(name) for name in self._names if name in modules}
-        self._locks = {name: locks.pop(name) for name in list(locks) if name not in self._known}
+        self._locks = {name: locks.pop(name) for name in list(locks) if name in self._names}
         modules.update(self._controllers)
         self._argv, self._path, self._folder = sys.argv, sys.path, _folder()
         sys.argv, sys.path, folder = self._start
