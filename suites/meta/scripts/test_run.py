@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import pytest
 
 from pdlcheck.cli import main
+
+from ..clone import ROOT
 
 TRAIN = """
     import argparse, os
@@ -288,3 +291,14 @@ def test_help_shows_the_command(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert "torchrun --nproc-per-node 4 -m pdlcheck run train.py" in capsys.readouterr().out
+
+
+def test_the_documented_script_has_the_documented_verdict(scripts):
+    text = (ROOT / "docs" / "running-scripts.md").read_text()
+    script, shown = re.search(r"```python\n(# train.py\n.*?)```\n\n```text\n(.*?)```", text, re.DOTALL).groups()
+    command, *lines = shown.splitlines()
+    scripts.write("train.py", script)
+    code, _, err = scripts.run(*command.removeprefix("$ pdlcheck run ").split())
+    assert code == 1
+    assert err.replace(f"{scripts.folder}/", "").splitlines() == lines
+    assert "\n".join(lines[3:]) in (ROOT / "README.md").read_text()
