@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdlcheck.checks.checkpoint.data_order import why_other_data
 from pdlcheck.checks.checkpoint.runs import (
     BEFORE_LOAD,
     OF_NO_FUNCTION,
@@ -20,7 +21,10 @@ from pdlcheck.checks.checkpoint.runs import (
     Trace,
     first_apart,
     fresh_start,
+    left_by_start,
     numbers_of_torch_after_load,
+    reading_of_resumed_run,
+    reading_of_straight_run,
     resumed_run,
 )
 from pdlcheck.checks.checkpoint.unsaved_state import IN_CONTAINERS, NUMBERS, first_difference
@@ -33,11 +37,14 @@ REPLICAS = (
     "; where ranks are meant to hold the same, they differed before saving: check_replicas_in_sync says since when"
 )
 
+_READINGS = (reading_of_resumed_run, reading_of_straight_run)
 _OF_TORCH = "the random numbers of torch"
 _ONLY_BUFFERS = (
     "; only buffers differ, parameters are alike: right only for statistics of a rank's own data, which buffers=False "
     "accepts"
 )
+_WITH_STEPS = "with those steps taken before loading, the training goes on exactly"
+_WITH_STEPS_BEFORE = "with the steps before the stop taken before loading, the training goes on exactly"
 _ONE_MORE_PASS = (
     f"{PASS}: one more begins after loading; restore them once the iterator is there, or give the loader a generator "
     "of its own"
@@ -76,18 +83,25 @@ def find_cause(
 
     def heals(names: list[str]) -> bool:
         left = [trace.left for trace in straight]
-        return first_apart(world.run(resumed_run, start, plan, left, names, world_size=len(straight)), straight) is None
+        try:
+            found = world.run(resumed_run, start, plan, left, names, world_size=len(straight))
+        except Exception:  # steps before loading may leave a state with which the program cannot go on
+            return False
+        return first_apart(found, straight) is None
 
     begun = [PASS] if resumed[0].loaders else []
     held = [part for part in suspects if not part.startswith(NUMBERS)]  # a resumed run may keep its own counts
     tries = [suspects, begun, held, *([[*suspects, *begun], [*held, *begun]] if begun else []), [*suspects, STEPS]]
     tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
     suspects = next((names for names in tries if heals(names)), [])
+    mine, wanted = (world.run(run, start, plan, world_size=len(straight)) for run in _READINGS)
+    other_data = why_other_data(mine, wanted, plan.saved_after, plan.saved_after + trouble[0])
     if not suspects:
         differ = [text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION]
         tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
         excluded = Diagnosis(excluded=("the weights alone", *(f"{part} alone" for part in tried)))
-        return excluded, "; ".join([*differ, *_not_seen(resumed)]) or None
+        found = Diagnosis(fits=(other_data,)) if other_data else excluded
+        return found, "; ".join([*differ, *_not_seen(resumed)]) or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]
         if fewer and heals(fewer):
@@ -102,6 +116,10 @@ def find_cause(
     told = _told(lost, ran, PASS in suspects)
     if _OF_TORCH in lost:
         told += _seeded_again(start, plan, world, straight)
+    told += _of_another_rank(start, plan, world, pair, lost)
+    if other_data:
+        also = f"; also not restored: {' and '.join(lost)}" if lost else ""
+        told = f"{other_data}; {_WITH_STEPS_BEFORE}{also}" if ran else f"{told}; resumed, {other_data}"
     return Diagnosis(fits=(told,)), "; ".join(shown) or None
 
 
@@ -129,6 +147,33 @@ def _seeded_again(start: Start, plan: Plan, world: Any, straight: Sequence[Trace
     )
 
 
+def _of_another_rank(
+    start: Start, plan: Plan, world: Any, pair: tuple[list[Trace], list[Trace]], lost: Sequence[str]
+) -> str:
+    """Return which rank's state was loaded in place of a rank's own, if it is not the state before loading."""
+    resumed, straight = ([trace.left for trace in traces] for traces in pair)
+    for part in lost:
+        held = [(mine.get(part), wanted.get(part)) for mine, wanted in zip(resumed, straight, strict=True)]
+        ranks = [rank for rank, (found, own) in enumerate(held) if first_difference(found, own)]
+        for other in range(len(held)):
+            if other not in ranks and ranks and all(_is_that_of(*held[rank], held[other][1]) for rank in ranks):
+                begun = world.run(left_by_start, start, plan, world_size=len(held))
+                if any(not first_difference(held[rank][0], begun[rank].get(part)) for rank in ranks):
+                    return ""
+                on = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+                return f"; {on} got the state that rank {other} saved: each rank needs its own"
+    return ""
+
+
+def _is_that_of(found: Any, own: Any, other: Any) -> bool:
+    """Return whether a state is that of another rank, in each part that differs from a rank's own."""
+    if not first_difference(found, own):
+        return True
+    if all(isinstance(one, dict) and one.keys() == found.keys() for one in (found, own, other)):
+        return all(_is_that_of(found[key], own[key], other[key]) for key in found)
+    return first_difference(found, other) is None
+
+
 def _not_seen(resumed: Sequence[Trace]) -> list[str]:
     """Return a text for each part whose state could not be read; such a part may be lost too."""
     told = {name: text for trace in reversed(resumed) for name, text in trace.unread.items()}
@@ -144,7 +189,7 @@ def _told(lost: list[str], ran: bool, one_more_pass: bool) -> str:
     if not ran:
         return f"lost: {names}; put back from the run without a stop, the training goes on exactly"
     if not lost:
-        return f"lost: {STEPS}; with those steps taken before loading, the training goes on exactly"
+        return f"lost: {STEPS}; {_WITH_STEPS}"
     return (
         f"lost: {names} and {STEPS}; the training does not go on exactly with {names} alone put back from the run "
         "without a stop, it does with those steps taken before loading too"

@@ -23,6 +23,7 @@ from pdlcheck.checks.checkpoint.unsaved_state import (
     seed_streams,
     states_of,
 )
+from pdlcheck.checks.evidence.batches import Reading, record_batches
 from pdlcheck.checks.message import made_by_start
 from pdlcheck.checks.state import State, differing, digest, state_of
 
@@ -36,7 +37,10 @@ __all__ = [
     "Trace",
     "first_apart",
     "fresh_start",
+    "left_by_start",
     "numbers_of_torch_after_load",
+    "reading_of_resumed_run",
+    "reading_of_straight_run",
     "resumed_run",
     "run_to_save",
     "straight_run",
@@ -142,6 +146,32 @@ def resumed_run(
     return Trace(states, left, end, len(loaders), unread)
 
 
+def reading_of_straight_run(start: Start, plan: Plan) -> Reading:
+    """Return the data that this rank reads in a training without a stop."""
+    seed_streams(plan.seed + dist.get_rank())
+    with record_batches() as record:
+        model, step, _, _ = made_by_start(start(), *_MADE)
+        record.watch(model)
+        for i in range(plan.steps):
+            record.reading.step = i + 1
+            step(i)
+    return record.reading
+
+
+def reading_of_resumed_run(start: Start, plan: Plan) -> Reading:
+    """Return the data that this rank reads in the resumed training; what ``load`` reads is that of the last step."""
+    seed_streams(plan.seed + 7919 + dist.get_rank())
+    with record_batches() as record:
+        model, step, _, load = made_by_start(start(), *_MADE)
+        record.watch(model)
+        record.reading.step = plan.saved_after
+        load(Path(plan.file))
+        for i in range(plan.saved_after, plan.steps):
+            record.reading.step = i + 1
+            step(i)
+    return record.reading
+
+
 def with_what_was_left(
     start: Start, plan: Plan, world: Any, resumed: Sequence[Trace], straight: Sequence[Trace]
 ) -> tuple[list[Trace], list[Trace]]:
@@ -162,6 +192,12 @@ def fresh_start(start: Start, plan: Plan) -> State:
     """Return the state of this rank's model as ``start`` makes it for a resumed training."""
     seed_streams(plan.seed + 7919 + dist.get_rank())
     return state_of(start()[0])
+
+
+def left_by_start(start: Start, plan: Plan) -> dict[str, Any]:
+    """Return the states of all parts as ``start`` makes them for a resumed training, before loading."""
+    seed_streams(plan.seed + 7919 + dist.get_rank())
+    return _look(*made_by_start(start(), *_MADE))[0]
 
 
 def numbers_of_torch_after_load(start: Start, plan: Plan) -> tuple[Tensor, int]:
