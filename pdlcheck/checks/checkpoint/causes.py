@@ -45,6 +45,7 @@ _ONLY_BUFFERS = (
 )
 _WITH_STEPS = "with those steps taken before loading, the training goes on exactly"
 _WITH_STEPS_BEFORE = "with the steps before the stop taken before loading, the training goes on exactly"
+_NOT_ALL = "nothing that is put back makes the training go on exactly"
 _ONE_MORE_PASS = (
     f"{PASS}: one more begins after loading; restore them once the iterator is there, or give the loader a generator "
     "of its own"
@@ -100,7 +101,7 @@ def find_cause(
         differ = [text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION]
         tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]
         excluded = Diagnosis(excluded=("the weights alone", *(f"{part} alone" for part in tried)))
-        found = Diagnosis(fits=(other_data,)) if other_data else excluded
+        found = Diagnosis(fits=(f"{other_data}; {_NOT_ALL}",)) if other_data else excluded
         return found, "; ".join([*differ, *_not_seen(resumed)]) or None
     for suspect in list(suspects):
         fewer = [other for other in suspects if other != suspect]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pdlcheck.checks.checkpoint.causes import REPLICAS, find_cause
+from pdlcheck.checks.checkpoint.events import further_stops
 from pdlcheck.checks.checkpoint.own_files import require_own_files
 from pdlcheck.checks.checkpoint.runs import (
     OF_NO_FUNCTION,
@@ -29,6 +33,10 @@ from pdlcheck.errors import Inconclusive
 
 __all__ = ["check_resume"]
 
+_STOP = 3  # steps before saving
+_SHORT_S = 0.25  # of the processor; a training of such length is stopped in further places
+_FURTHER_S = 2.0  # after which no further stop begins
+
 
 @takes_world
 def check_resume(
@@ -36,7 +44,7 @@ def check_resume(
     world: Any,
     *,
     world_size: int = 2,
-    saved_after: int = 3,
+    saved_after: int | None = None,
     steps: int = 6,
     buffers: bool = True,
     seed: int = 0,
@@ -66,7 +74,10 @@ def check_resume(
             write and read everything under a path, which ``save`` may make a folder.
         world: where the ranks run; they must see one file system.
         world_size: number of ranks.
-        saved_after: steps before saving; use 2 or more, because momentum shows only then.
+        saved_after: steps before saving; use 2 or more, because momentum shows only then. ``None`` is 3. If the check
+            passes then, it also tries stops within the second epoch, at the end of the first one and after the first
+            step, where ``steps`` has them and the loaders of the functions show them. It tries only places of the same
+            kind, such as ends of epochs, and only if steps take little time.
         steps: steps in all; use several after ``saved_after``, because an epoch may end or the learning rate may change
             there.
         buffers: whether to compare buffers too; False if each rank keeps statistics of its own data on purpose.
@@ -98,43 +109,68 @@ def check_resume(
         >>> check_resume(start, get_world("sim"))
     """
     __tracebackhide__ = True
-    if not 0 <= saved_after < steps:
-        raise ValueError(f"check_resume needs saved_after from 0 to below steps, got {saved_after} and {steps}")
-    facts = case(world, world_size, saved_after=saved_after, steps=steps, seed=seed)
-    who = name_of(start)
+    stop = min(_STOP, steps - 1) if saved_after is None else saved_after
+    if not 0 <= stop < steps:
+        raise ValueError(f"check_resume needs saved_after from 0 to below steps, got {stop} and {steps}")
     with tempfile.TemporaryDirectory(prefix="pdlcheck-resume-") as name:
-        file = Path(name) / "saved"
-        plan = Plan(saved_after, steps, str(file), buffers, seed)
-        straight = world.run(straight_run, start, plan, False, world_size=world_size)
-        saved = world.run(straight_run, start, plan, True, world_size=world_size)
-        _require_deterministic(who, straight, saved, saved_after)
-        trouble = first_apart(saved, straight)
-        if trouble is not None:
-            torch_ = "the random numbers of torch"
-            _raise(
-                f"{who}: saving changes the training:",
-                trouble,
-                saved_after,
-                (saved, straight),
-                likely_cause="save draws random numbers or changes the state that it saves"
-                if first_difference(saved[trouble[1]].left[torch_], straight[trouble[1]].left[torch_])
-                else "save changes the state that it saves",
-                case=facts,
-            )
-        resumed = world.run(resumed_run, start, plan, None, [], world_size=world_size)
-        trouble = first_apart(resumed, straight)
-        if trouble is None:
+        plan = Plan(stop, steps, str(Path(name) / "saved"), buffers, seed)
+        straight = _check_stop(start, world, plan, world_size, widens=saved_after is None)
+        courses = [trace.course for trace in straight if trace.course is not None]
+        stops = [stop]
+        if saved_after is None and max(trace.seconds for trace in straight) < _SHORT_S:
+            began = time.monotonic()
+            for further in further_stops(courses, stop):
+                if time.monotonic() - began > _FURTHER_S:
+                    break
+                other = replace(plan, saved_after=further, file=str(Path(name) / f"after-{further}" / "saved"))
+                outcome = _resumes(start, world, other, straight)
+                if outcome is False:
+                    with suppress(Inconclusive):
+                        _check_stop(start, world, other, world_size)
+                elif outcome:
+                    stops.append(further)
+    for course in courses:
+        for each in stops:
+            meet(course.conditions(each))
 
-            def with_left() -> tuple[list[Trace], list[Trace]]:
-                return with_what_was_left(start, plan, world, resumed, straight)
 
-            _require_same_parts(who, resumed, straight, saved, with_left, facts)
-            apart = Path(name) / "apart"
-            save = partial(run_to_save, start, plan)
-            require_own_files(who, save, world, apart, world_size=world_size, case=facts)
-            for trace in straight:
-                meet(trace.conditions)
-            return
+def _resumes(start: Start, world: Any, plan: Plan, straight: Sequence[Trace]) -> bool | None:
+    """Return whether a training that stops elsewhere ends as without a stop; None if it cannot stop there."""
+    folder, size = Path(plan.file).parent, len(straight)
+    folder.mkdir()
+    try:
+        world.run(run_to_save, start, plan, folder, world_size=size)
+        resumed: list[Trace] = world.run(resumed_run, start, plan, None, [], world_size=size)
+    except Exception:  # a program may refuse to save in other places than those where it does
+        return None
+    ends = zip(resumed, straight, strict=True)
+    return not any(differing([digest(mine.states[-1]), digest(wanted.states[-1])]) for mine, wanted in ends)
+
+
+def _check_stop(start: Start, world: Any, plan: Plan, world_size: int, *, widens: bool = False) -> list[Trace]:
+    """Check a training that stops once, and return the traces of the training without a stop."""
+    __tracebackhide__ = True
+    who, saved_after = name_of(start), plan.saved_after
+    facts = case(world, world_size, saved_after=saved_after, steps=plan.steps, seed=plan.seed)
+    straight: list[Trace] = world.run(straight_run, start, plan, False, False, widens, world_size=world_size)
+    saved = world.run(straight_run, start, plan, True, world_size=world_size)
+    _require_deterministic(who, straight, saved, saved_after)
+    trouble = first_apart(saved, straight)
+    if trouble is not None:
+        torch_ = "the random numbers of torch"
+        _raise(
+            f"{who}: saving changes the training:",
+            trouble,
+            saved_after,
+            (saved, straight),
+            likely_cause="save draws random numbers or changes the state that it saves"
+            if first_difference(saved[trouble[1]].left[torch_], straight[trouble[1]].left[torch_])
+            else "save changes the state that it saves",
+            case=facts,
+        )
+    resumed = world.run(resumed_run, start, plan, None, [], world_size=world_size)
+    trouble = first_apart(resumed, straight)
+    if trouble is not None:
         pair = with_what_was_left(start, plan, world, resumed, straight)
         cause, evidence = find_cause(start, plan, world, pair, trouble)
         _raise(
@@ -146,6 +182,14 @@ def check_resume(
             evidence=evidence,
             case=facts,
         )
+
+    def with_left() -> tuple[list[Trace], list[Trace]]:
+        return with_what_was_left(start, plan, world, resumed, straight)
+
+    _require_same_parts(who, resumed, straight, saved, with_left, facts)
+    apart = Path(plan.file).parent / "apart"
+    require_own_files(who, partial(run_to_save, start, plan), world, apart, world_size=world_size, case=facts)
+    return straight
 
 
 def _require_same_parts(

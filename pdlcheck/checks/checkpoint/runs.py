@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from pdlcheck.checks.checkpoint.events import watching_events
+from pdlcheck.checks.checkpoint.events import Course, watching_events
 from pdlcheck.checks.checkpoint.unsaved_state import (
     STREAMS,
     Gradients,
@@ -53,6 +55,7 @@ PASS = "the seed that a DataLoader draws from the random numbers of torch when a
 STEPS = "what the steps before leave behind, such as the position in an iterator over the data"
 
 BEFORE_LOAD = 15485863  # a seed that no program takes
+_SMALL = 2**22  # elements of a model, which the check may compare at each step
 _MADE = ("model", "step", "save", "load")
 _GRADIENTS = "the gradients of the model"
 OF_NO_FUNCTION = {*STREAMS, _GRADIENTS}
@@ -76,7 +79,7 @@ class Trace:
     ``left``: the states of all other parts after saving or loading. A run that does not look records only the random
     numbers. ``end``: the states of all other parts after the last step. ``loaders``: the number of loaders that draw
     seeds from the random numbers of torch. ``unread``: the parts whose state cannot be read, with the error.
-    ``conditions``: those that a run without a stop can meet, and whether it has met them.
+    ``course``: the steps of a run without a stop. ``seconds``: the time that its steps took of the processor.
     """
 
     states: list[State]
@@ -84,28 +87,41 @@ class Trace:
     end: dict[str, Any]
     loaders: int = 0
     unread: dict[str, str] = field(default_factory=dict)
-    conditions: dict[str, bool] = field(default_factory=dict)
+    course: Course | None = None
+    seconds: float = 0.0
 
 
-def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False) -> Trace:
+def straight_run(start: Start, plan: Plan, saves: bool, looks: bool = False, digests: bool = False) -> Trace:
     """Train on this rank without a stop; with ``saves``, save on the way.
 
     ``looks``: record the states of all parts at the point of saving. Reading a state may have side effects: a loader
-    may begin a pass in order to have a state. The check therefore compares runs that do not look.
+    may begin a pass in order to have a state. The check therefore compares runs that do not look. ``digests``: record
+    the digests of the model at each step, if it is small.
     """
     seed_streams(plan.seed + dist.get_rank())
     model, step, save, load = made_by_start(start(), *_MADE)
+    began = time.process_time()
     with watching_events((step, save, load)) as events:
+        digests = digests and sum(one.numel() for one in model.parameters() if not is_lazy(one)) <= _SMALL
+        found = [_digests(model, plan)] if digests else []
         for i in range(plan.saved_after):
             step(i)
-        events.end_part()
+            events.end_step()
+            if digests:
+                found.append(_digests(model, plan))
         if saves:
             save(Path(plan.file))
         left, unread = _look(model, step, save, load) if looks else (states_of({}), {})
-        states = _go_on(model, step, plan)
-        events.end_part()
+        states = _go_on(model, step, plan, events.end_step)
+        course = events.course([*found, *(digest(state) for state in states[1:])] if digests else ())
+    seconds = time.process_time() - began
     end = states_of(_parts(model, step, save, load), buffers=plan.buffers)
-    return Trace(states, left, end, unread=unread, conditions=events.conditions())
+    return Trace(states, left, end, unread=unread, course=course, seconds=seconds)
+
+
+def _digests(model: nn.Module, plan: Plan) -> dict[str, str]:
+    lazy = any(is_lazy(one) for one in model.parameters())  # before the first step
+    return {} if lazy else digest(state_of(model, buffers=plan.buffers))
 
 
 def run_to_save(start: Start, plan: Plan, folder: Path) -> None:

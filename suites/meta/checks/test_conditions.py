@@ -427,8 +427,7 @@ def _kind_after_counting():
     with watching_events((step,)) as events:
         during = type(loader).__name__
         step(0)
-        events.end_part()
-        events.end_part()
+        events.end_step()
     return during, type(loader).__name__, type(loader) is DataLoader
 
 
