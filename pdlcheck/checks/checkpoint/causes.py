@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,10 @@ def find_cause(
     tries = [suspects, begun, held, *([[*suspects, *begun], [*held, *begun]] if begun else []), [*suspects, STEPS]]
     tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
     suspects = next((names for names in tries if heals(names)), [])
-    mine, wanted = (world.run(run, start, plan, world_size=len(straight)) for run in _READINGS)
-    other_data = why_other_data(mine, wanted, plan.saved_after, plan.saved_after + trouble[0])
+    other_data = None
+    with suppress(Exception):  # a program may refuse what the recording adds
+        mine, wanted = (world.run(run, start, plan, world_size=len(straight)) for run in _READINGS)
+        other_data = why_other_data(mine, wanted, plan.saved_after, plan.saved_after + trouble[0])
     if not suspects:
         differ = [text for part, text in evidence.items() if text and part not in OF_NO_FUNCTION]
         tried = [part for part, text in evidence.items() if text or not part.startswith(NUMBERS)]

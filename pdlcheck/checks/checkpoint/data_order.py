@@ -163,7 +163,7 @@ def _drawn_again(one: OtherData) -> str:
             "the workers of the loader drew from another seed; the generator that gives it, of the loader or of torch, "
             f"was in another state when the pass began: {_NOT_RESTORED}"
         )
-    return "the data set draws random numbers, or has a state, that was not saved, or not restored"
+    return "the data set, or collate_fn, draws random numbers or has a state that was not saved, or not restored"
 
 
 def _of_another_pass(one: OtherData) -> str:

@@ -181,7 +181,9 @@ def _begin(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
         recorder = _here.recorder
         if recorder is None:
             return real(loader)
-        epoch, order = _epoch_of(loader), _order_of(loader)  # now, because a sampler may count its passes
+        epoch = order = None
+        with suppress(Exception):  # attributes of the program's own samplers may raise
+            epoch, order = _epoch_of(loader), _order_of(loader)  # now, because a sampler may count its passes
         samples: list[str | None] = []
         _here.beginning = samples
         try:
@@ -250,20 +252,19 @@ def _leaves(data: Any, depth: int = 0) -> Iterator[tuple[bool, str]]:
     """Yield a digest of each tensor or other value in ``data``, and whether it is a tensor."""
     if isinstance(data, Tensor | np.ndarray):
         yield True, _digest(data)
-    elif isinstance(data, Mapping):
+    elif data is None or isinstance(data, bool | int | float | complex | str | bytes):
+        yield False, repr(data)
+    elif isinstance(data, Mapping) and depth < _DEPTH:
         for key, value in data.items():
             yield False, f"{key!r}:"
             yield from _leaves(value, depth + 1)
-    elif isinstance(data, list | tuple):
+    elif isinstance(data, list | tuple) and depth < _DEPTH:
         for value in data:
             yield from _leaves(value, depth + 1)
-    elif data is None or isinstance(data, bool | int | float | complex | str | bytes):
-        yield False, repr(data)
-    elif depth < _DEPTH and hasattr(data, "__dict__"):
-        yield False, type(data).__name__
-        yield from _leaves(vars(data), depth + 1)
     else:
         yield False, type(data).__name__
+        if depth < _DEPTH and hasattr(data, "__dict__") and not isinstance(data, nn.Module):
+            yield from _leaves(vars(data), depth + 1)
 
 
 def _digest(data: Any) -> str:

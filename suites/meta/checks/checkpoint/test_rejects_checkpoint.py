@@ -67,6 +67,11 @@ def gives_all_the_streams_of_rank_0(parts, path):
     torch.set_rng_state(read(path, 0)["torch"])
 
 
+def gives_all_but_the_weights_of_rank_0(parts, path):
+    put(parts, read(path, 0), ["model"])
+    parts["model"].load_state_dict(read(path, dist.get_rank())["model"])
+
+
 def gives_all_the_weights_of_rank_0(parts, path):
     honest_load(parts, path)
     parts["model"].load_state_dict(read(path, 0)["model"])
@@ -93,6 +98,7 @@ def test_the_correct_twin_passes(world):
 
 
 EXACTLY = r"; put back from the run without a stop, the training goes on exactly"
+OF_RANK_0 = "; rank 1 got the state that rank 0 saved: each rank needs its own"
 LOST = [
     ([forgets("optimizer")], "lost: optimizer" + EXACTLY, r"optimizer\['state'\]\[0\] is missing"),
     ([forgets("scheduler")], "lost: scheduler" + EXACTLY, r"scheduler\['last_epoch'\] is 0 instead of 3"),
@@ -104,12 +110,9 @@ LOST = [
     ([forgets("optimizer", "numpy")], "lost: the random numbers of numpy and optimizer" + EXACTLY, ""),
     ([reseeds], rf"lost: the random numbers of torch{EXACTLY}; the file holds .* of torch\.manual_seed\(1\): it", ""),
     ([restores_an_older_stream, saves_an_older_stream], f"lost: the random numbers of torch{EXACTLY}\n", ""),
-    ([loads_the_optimizer_on_rank_0], "rank 1 after step 4.*lost: optimizer" + EXACTLY, ""),
-    (
-        [gives_all_the_streams_of_rank_0],
-        f"rank 1 after step 4.*lost: the random numbers of torch{EXACTLY}; rank 1 got the state that rank 0 saved: ",
-        "",
-    ),
+    ([loads_the_optimizer_on_rank_0], "rank 1 after step 4.*lost: optimizer" + EXACTLY + "\n", ""),
+    ([gives_all_the_streams_of_rank_0], f"rank 1 .*lost: the random numbers of torch{EXACTLY}{OF_RANK_0}\n", ""),
+    ([gives_all_but_the_weights_of_rank_0], f"rank 1 .*lost: .* and optimizer{EXACTLY}{OF_RANK_0}\n", ""),
     ([loads_nothing_of_a_wrapped_model], "it is what start made: load does not restore this parameter", ""),
     ([loads_parameters_only], "it is what start made: load does not restore this buffer", ""),
     (
@@ -133,6 +136,22 @@ def test_check_resume_names_what_was_lost(world, broken, message, evidence):
     text = str(caught.value)
     assert "after step 3" in text or "saving changes" in text
     assert f"world={world.name} world_size=2 saved_after=3 steps=6 seed=0" in text
+
+
+def test_a_lost_state_that_equals_that_of_another_rank_is_not_taken_for_it(world):
+    """Rank 0 has no count, and a lost count is 0 too."""
+
+    def start():
+        model, counts = nn.Linear(2, 1), {"steps": 0}
+
+        def step(i):
+            counts["steps"] += dist.get_rank()
+            model.weight.data += 1 + counts["steps"]
+
+        return model, step, lambda path: honest_save({"m": model}, path), lambda path: honest_load({"m": model}, path)
+
+    with pytest.raises(AssertionError, match=f"(?s)rank 1 after step 4.*lost: the numbers in counts{EXACTLY}\n"):
+        check_resume(start, world)
 
 
 def test_check_resume_finds_an_iterator_that_starts_anew(world):

@@ -212,7 +212,7 @@ OTHER_DATA = [
     (LosesTheGenerator, SECOND, f"steps 7 to 9 got the batches of steps 3 to 5: {SHUFFLED}; {STEPS}; also not restor"),
     (OneRankBeginsAgain, WITHIN, "resumed, on rank 1, steps 3 to 6 got the batches of steps 1 to 4: the loader began"),
     (LosesTheSeedOfWorkers, FIRST, OTHER_SEED),
-    (LosesTheNumbers, WITHIN, "step 3 got the samples of the [^\n]* with other values: the data set draws random num"),
+    (LosesTheNumbers, WITHIN, "step 3 got the samples of the [^\n]* with other values: the data set, or collate_fn, "),
     (OwnOrderBeginsAgain, WITHIN, "resumed, in steps 3 to 6 the model got the inputs of steps 1 to 4: the data began"),
     (PlaceOfRank0, WITHIN, OF_RANK_0),
     (
