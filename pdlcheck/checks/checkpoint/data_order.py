@@ -8,7 +8,7 @@ from functools import partial
 from itertools import takewhile
 
 from pdlcheck.checks.diagnosis import Candidate, explain
-from pdlcheck.checks.evidence.batches import Batch, Reading
+from pdlcheck.checks.evidence.batches import Batch, PassOfLoader, Reading
 
 __all__ = ["why_other_data"]
 
@@ -87,13 +87,13 @@ def _candidates(one: OtherData) -> Iterator[tuple[str, Callable[[OtherData], boo
         yield (
             f"{read}: in step {one.step} the sampler had epoch {got.of.epoch}, and epoch {wanted.of.epoch} in the run "
             "without a stop; set_epoch is not called with the epoch of the checkpoint, or on another sampler",
-            _is_of_another_epoch,
+            lambda one: _is_of_another(one, lambda of: of.epoch),
         )
         yield (f"{read}: {_drawn_again(one)}", _has_the_same_samples)
         yield (
             f"{read}: the generator that shuffles was in another state when the pass began"
             f"{_of_another_pass(one)}; {_NOT_RESTORED}",
-            lambda one: None not in (got.of.order, wanted.of.order) and got.of.order != wanted.of.order,
+            lambda one: _is_of_another(one, lambda of: of.order),
         )
         yield (
             f"{read}: the loader began its pass again",
@@ -135,20 +135,28 @@ def _on_ranks(some: Sequence[OtherData]) -> str:
     return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}, "
 
 
-def _is_of_another_epoch(one: OtherData) -> bool:
-    """Return whether another epoch explains the samples: they are those of that epoch, where it is known."""
+def _is_of_another(one: OtherData, key: Callable[[PassOfLoader], Hashable]) -> bool:
+    """Return whether the ``key`` of the passes differs, and explains the samples.
+
+    They are then those of a pass with this key, and not those of a pass with the right key. A place in a pass counts
+    first; a loader for the rest of an epoch has other places. No pass without a stop may have this key.
+    """
     got, wanted = one.pair
-    if None in (got.of.epoch, wanted.of.epoch) or got.of.epoch == wanted.of.epoch:
+    if key(got.of) is None or key(wanted.of) is None or key(got.of) == key(wanted.of):
         return False
-    there = [batch for batch in one.passes if batch.of.epoch == got.of.epoch and batch.place == got.place]
-    return not there or any(_samples(batch) == _samples(got) for batch in there)
+    alike = [batch for batch in one.passes if _samples(batch) == _samples(got)]
+    for batches in ([batch for batch in alike if batch.place == got.place], alike):
+        keys = {key(batch.of) for batch in batches}
+        if key(got.of) in keys or key(wanted.of) in keys:
+            return key(wanted.of) not in keys
+    return all(key(batch.of) != key(got.of) for batch in one.passes)
 
 
 def _begins_again(one: OtherData) -> bool:
     """Return whether the batch is the first of a pass, and has the data of a first batch without a stop."""
     got, wanted = one.pair
     first = any(batch.place == 0 and batch.content == got.content for batch in one.passes)
-    return got.place == 0 and wanted.place > 0 and got.of.epoch == wanted.of.epoch and first
+    return got.place == 0 and wanted.place > 0 and first
 
 
 def _has_the_same_samples(one: OtherData) -> bool:

@@ -22,6 +22,7 @@ from pdlcheck.compat.torch.loaders import NEXT_SAMPLES, Pass, seed_of_workers
 __all__ = ["Batch", "PassOfLoader", "Reading", "record_batches"]
 
 _DEPTH = 4  # of containers and objects in a batch
+_MOST_SAMPLERS = 8
 _PASS = "_pdlcheck_pass"  # an attribute of iterators, which any thread may ask for a batch
 
 
@@ -225,10 +226,10 @@ def _next_samples(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _samplers_of(loader: Any) -> list[Any]:
     """Return the samplers of a loader, the outermost first."""
-    outer = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    found = [outer]
-    while len(found) < _DEPTH and (inner := getattr(found[-1], "sampler", None)) is not None:
-        found.append(inner)
+    found = [loader.sampler if loader.batch_sampler is None else loader.batch_sampler]
+    for one in found:
+        inner = (getattr(one, name, None) for name in ("batch_sampler", "sampler"))
+        found += [held for held in inner if held is not None][: _MOST_SAMPLERS - len(found)]
     return found
 
 

@@ -13,7 +13,7 @@ DATA = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
 class Trainer:
     """A trainer that saves its place in the data, and skips to it after loading; each pass has 4 batches."""
 
-    noise = 0.0
+    batch_size, noise, scale = 4, 0.0, 1.0
 
     def __init__(self):
         torch.manual_seed(0)
@@ -25,7 +25,7 @@ class Trainer:
 
     def make_loader(self):
         self.sampler = DistributedSampler(DATA)
-        return DataLoader(DATA, batch_size=4, sampler=self.sampler, generator=self.generator)
+        return DataLoader(DATA, batch_size=self.batch_size, sampler=self.sampler, generator=self.generator)
 
     def set_epoch(self):
         self.sampler.set_epoch(self.epoch)
@@ -43,14 +43,14 @@ class Trainer:
             self.batches = self.begin()
         batch = next(self.batches)
         self.place += 1
-        if self.place == 4:
+        if self.place == len(self.loader):
             self.epoch, self.place, self.batches = self.epoch + 1, 0, None
         return batch
 
     def step(self, _):
         x = self.next_batch()
         self.optimizer.zero_grad()
-        self.model(x + self.noise * torch.rand(1)).square().mean().backward()
+        self.model(self.scale * x + self.noise * torch.rand(1)).square().mean().backward()
         self.optimizer.step()
 
     def save(self, path):

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from pdlcheck.checks import check_resume
+from pdlcheck.compat.torch.loaders import NEXT_SAMPLES, Pass
 
 from .loader_trainers import DATA, SkipsInEpoch0, Trainer, rank
 
@@ -161,6 +162,34 @@ class FetchesAheadWithNoise(FetchesAhead):
         torch.manual_seed(3)
 
 
+class FetchesAheadUntilTheStop(Trainer):
+    """A trainer that fetches its first batch when it is made, and does not fetch ahead after a stop."""
+
+    scale = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.stream = self.ahead([super().next_batch()])
+
+    def ahead(self, waiting):
+        while True:
+            waiting.append(super().next_batch())
+            yield waiting.pop(0)
+
+    def next_batch(self):
+        return next(self.stream)
+
+    def restore(self, state):
+        super().restore(state | {"place": state["place"] - 1})
+        self.stream, self.batches = self.ahead([]), None
+
+
+class FetchesAheadUntilTheStopWithoutMomentum(FetchesAheadUntilTheStop):
+    def restore(self, state):
+        super().restore(state)
+        self.optimizer.state.clear()
+
+
 class NoMomentum(Trainer):
     def restore(self, state):
         super().restore(state)
@@ -229,10 +258,10 @@ def test_other_data_are_named_with_their_reason(world, trainer, how, cause):
         check_resume(trainer.start, world, **how)
 
 
-RIGHT = [Trainer, Shuffles, Augments, AugmentsItself, OwnOrder, FetchesAhead, Noise, ReadsFirst]
+RIGHT = [Trainer, Shuffles, Augments, AugmentsItself, OwnOrder, FetchesAhead, FetchesAheadUntilTheStop]
 
 
-@pytest.mark.parametrize("trainer", RIGHT)
+@pytest.mark.parametrize("trainer", [*RIGHT, Noise, ReadsFirst])
 def test_a_trainer_that_resumes_with_its_data_passes(world, trainer):
     check_resume(trainer.start, world, **(FIRST if trainer is Augments else WITHIN))
 
@@ -242,6 +271,7 @@ def test_a_trainer_that_resumes_with_its_data_passes(world, trainer):
     [
         (NoMomentum, "optimizer"),
         (FetchesAheadWithoutMomentum, "optimizer"),
+        (FetchesAheadUntilTheStopWithoutMomentum, "optimizer"),
         (OtherNoise, "the random numbers of torch"),
         (FetchesAheadWithNoise, "the random numbers of torch"),
     ],
@@ -250,3 +280,11 @@ def test_nothing_is_said_of_data_that_are_the_same(world, trainer, lost):
     words = rf"likely cause  lost: {lost}; put back from the run without a stop, the training goes on exactly\n"
     with pytest.raises(AssertionError, match=words):
         check_resume(trainer.start, world, **WITHIN)
+
+
+def test_loaders_are_as_before_after_a_failure(world):
+    before = DataLoader.__iter__, Pass.__next__, getattr(Pass, NEXT_SAMPLES.attribute)
+    with pytest.raises(AssertionError, match="the loader began its pass again"):
+        check_resume(BeginsAgain.start, world, **WITHIN)
+    assert before == (DataLoader.__iter__, Pass.__next__, getattr(Pass, NEXT_SAMPLES.attribute))
+    assert not hasattr(DataLoader.__iter__, "__wrapped__")

@@ -16,6 +16,10 @@ from .loader_trainers import DATA, SkipsInEpoch0, Trainer, rank
 
 
 class LosesMomentumOfTheFirstStep(Trainer):
+    """A trainer whose first epoch is longer than the check, so that the first step is the only further stop."""
+
+    batch_size = 2
+
     def restore(self, state):
         super().restore(state)
         if (self.epoch, self.place) == (0, 1):
