@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
 
 from pdlcheck.checks import check_resume
 from pdlcheck.compat.torch.loaders import NEXT_SAMPLES, Pass
@@ -47,6 +47,34 @@ class Shuffles(Trainer):
 class LosesTheGenerator(Shuffles):
     def restore(self, state):
         super().restore(state | {"generator": self.generator.get_state()})
+
+
+class SeededByItsEpoch(RandomSampler):
+    """A sampler whose generator has a state that does not matter, because each pass seeds it."""
+
+    def __iter__(self):
+        self.generator.manual_seed(self.epoch)
+        yield from super().__iter__()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class SeedsByItsEpoch(Trainer):
+    def make_loader(self):
+        share = DATA[rank() :: 2]
+        self.sampler = SeededByItsEpoch(share, generator=torch.Generator())
+        return DataLoader(share, batch_size=4, sampler=self.sampler, generator=self.generator)
+
+
+class SeedsByItsEpochAndSkipsTooFew(SeedsByItsEpoch):
+    def restore(self, state):
+        super().restore(state | {"place": state["place"] - 1})
+
+
+class SeedsByEpoch0(SeedsByItsEpoch):
+    def restore(self, state):
+        super().restore(state | {"epoch": 0})
 
 
 class OneRankBeginsAgain(Trainer):
@@ -239,6 +267,12 @@ OTHER_DATA = [
     (SkipsInEpoch0, SECOND, f"steps 7 to 8 got the batches of steps 3 to 4: {FIRST_EPOCH}"),
     (NoEpoch, SECOND, f"resumed, steps 7 to 9 got the batches of steps 3 to 5: {FIRST_EPOCH}"),
     (LosesTheGenerator, SECOND, f"steps 7 to 9 got the batches of steps 3 to 5: {SHUFFLED}; {STEPS}; also not restor"),
+    (
+        SeedsByItsEpochAndSkipsTooFew,
+        SECOND,
+        "steps 7 to 9 got the batches of steps 6 to 8: resuming skips 1 batch too f",
+    ),
+    (SeedsByEpoch0, SECOND, f"steps 7 to 9 got the batches of steps 3 to 5: {FIRST_EPOCH}"),
     (OneRankBeginsAgain, WITHIN, "resumed, on rank 1, steps 3 to 6 got the batches of steps 1 to 4: the loader began"),
     (LosesTheSeedOfWorkers, FIRST, OTHER_SEED),
     (LosesTheNumbers, WITHIN, "step 3 got the samples of the [^\n]* with other values: the data set, or collate_fn, "),
