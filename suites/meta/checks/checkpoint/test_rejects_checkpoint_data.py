@@ -72,11 +72,6 @@ class SeedsByItsEpochAndSkipsTooFew(SeedsByItsEpoch):
         super().restore(state | {"place": state["place"] - 1})
 
 
-class SeedsByEpoch0(SeedsByItsEpoch):
-    def restore(self, state):
-        super().restore(state | {"epoch": 0})
-
-
 class OneRankBeginsAgain(Trainer):
     def restore(self, state):
         super().restore(state)
@@ -261,7 +256,6 @@ OF_RANK_0 = (
 STEPS = "with the steps before the stop taken before loading, the training goes on exactly"
 OTHER_DATA = [
     (BeginsAgain, WITHIN, "resumed, steps 3 to 6 got the batches of steps 1 to 4: the loader began its pass again"),
-    (BeginsAgain, SECOND, "resumed, steps 7 to 9 got the batches of steps 5 to 7: the loader began its pass again"),
     (SkipsTooMany, WITHIN, "resumed, steps 3 to 5 got the batches of steps 4 to 6: resuming skips 1 batch too many"),
     (SkipsTooFew, WITHIN, "resumed, steps 3 to 6 got the batches of steps 2 to 5: resuming skips 1 batch too few"),
     (SkipsInEpoch0, SECOND, f"steps 7 to 8 got the batches of steps 3 to 4: {FIRST_EPOCH}"),
@@ -272,7 +266,6 @@ OTHER_DATA = [
         SECOND,
         "steps 7 to 9 got the batches of steps 6 to 8: resuming skips 1 batch too f",
     ),
-    (SeedsByEpoch0, SECOND, f"steps 7 to 9 got the batches of steps 3 to 5: {FIRST_EPOCH}"),
     (OneRankBeginsAgain, WITHIN, "resumed, on rank 1, steps 3 to 6 got the batches of steps 1 to 4: the loader began"),
     (LosesTheSeedOfWorkers, FIRST, OTHER_SEED),
     (LosesTheNumbers, WITHIN, "step 3 got the samples of the [^\n]* with other values: the data set, or collate_fn, "),
