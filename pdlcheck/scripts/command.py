@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ def add_run_command(commands: Any, formatter: type[argparse.HelpFormatter]) -> N
     parser.add_argument("--faults", metavar="FAULT[,FAULT]", default="", help=_FAULTS)
     parser.add_argument("--timeline", metavar="DIR", type=Path, help="on sim, draw what the ranks did, in this folder")
     parser.add_argument("--own-globals", metavar="MODULE", action="append", default=[], help=_OWN_GLOBALS)
+    parser.add_argument("--compare-world-sizes", metavar="N,N", default="", help=_SIZES)
     parser.add_argument("--timeout", metavar="SECONDS", type=float, help="time limit of a run; default: none")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the verdict, for programs")
     parser.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
@@ -79,6 +81,7 @@ _SCHEDULES = "on sim, run the program in N orders of the ranks, and shorten the 
 _SEMANTICS = "on sim, what the network does where the rules leave a choice; default: %(default)s"
 _FAULTS = "on sim, what ranks suffer: kill:RANK@OPERATION, stall:RANK@OPERATION, corrupt:RANK@OPERATION, absent:RANK"
 _CUDA_AS_CPU = "run the CUDA code of the script on the CPU: .cuda(), torch.cuda, the backend nccl"
+_SIZES = "run on these numbers of ranks, such as 1,2,4: printed losses and saved weights must agree"
 _OWN_GLOBALS = "on sim, an installed module whose globals each rank has for itself; may be repeated"
 _OF_SIM = ("schedules", "schedule", "semantics", "faults", "timeline", "own_globals")
 
@@ -141,6 +144,13 @@ def _plan(arguments: argparse.Namespace, placement: Any) -> Plan:
         timeline=arguments.timeline,
         own_globals=tuple(arguments.own_globals),
         cuda_as_cpu=arguments.cuda_as_cpu,
+        sizes=_sizes(arguments.compare_world_sizes),
         timeout_s=arguments.timeout,
         placement=placement,
     )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"(?:[1-9]\d*(?:,[1-9]\d*)+)?", text):
+        raise ValueError(f"--compare-world-sizes takes two or more numbers of ranks, such as 1,2,4; got {text!r}")
+    return tuple(map(int, text.split(","))) if text else ()

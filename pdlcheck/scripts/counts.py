@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pdlcheck.operations.posted import take_posted
 from pdlcheck.operations.signature import Signature
+from pdlcheck.scripts.saved import Saved
 from pdlcheck.worlds.journal import note
 
 __all__ = ["PROGRESS", "Counts", "counted", "listen"]
@@ -33,6 +34,7 @@ class Counts:
         collectives, messages: the operations that the rank has posted; a message is a send or a receive.
         nbytes: the bytes of the tensors of these operations, on this rank.
         joined: whether the rank has joined a process group.
+        saved: the tensors that it has saved, if they are compared.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Counts:
     messages: int = 0
     nbytes: int = 0
     joined: bool = False
+    saved: Saved = field(default_factory=dict)
     _told_at: float = 0.0
 
     def record(self) -> dict[str, int]:

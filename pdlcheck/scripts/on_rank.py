@@ -13,6 +13,7 @@ from pdlcheck.compat.patches import Patch, Patches
 from pdlcheck.scripts.counts import Counts, counted
 from pdlcheck.scripts.lines import Lines, own_lines
 from pdlcheck.scripts.program import Program, ProgramExit
+from pdlcheck.scripts.saved import kept_saves
 from pdlcheck.worlds.exceptions import add_note
 from pdlcheck.worlds.program import own_program
 
@@ -23,15 +24,23 @@ _NO_INPUT = "ranks have no standard input; give the program its values as argume
 _lines: Lines | None = None  # where simulated ranks write
 
 
-def run_on_rank(program: Program) -> Counts:
+def run_on_rank(program: Program, keeps: bool = False) -> Counts:
     """Run the program in the calling rank, and return what the rank has done.
+
+    Args:
+        program: the program.
+        keeps: whether to keep the tensors that it saves.
 
     Raises:
         ProgramExit: the program ended with an exit code other than 0.
         Exception: whatever the program raised.
     """
     with _program(program) as counts:
-        program.run()
+        if keeps:
+            with kept_saves() as counts.saved:
+                program.run()
+        else:
+            program.run()
     return counts
 
 

@@ -56,6 +56,7 @@ class Plan:
         faults: the faults that simulated ranks suffer, as the command line names them.
         timeline: the folder for pictures of a run.
         own_globals: installed modules whose globals each simulated rank has for itself.
+        sizes: the numbers of ranks whose results must agree; empty to run on one number of ranks.
         cuda_as_cpu: run the CUDA code of the ranks on the CPU.
         timeout_s: the time limit of a run in seconds; None for none.
         placement: starts the processes of the ranks; None on this machine alone.
@@ -73,6 +74,7 @@ class Plan:
     timeline: Path | None = None
     own_globals: tuple[str, ...] = ()
     cuda_as_cpu: bool = False
+    sizes: tuple[int, ...] = ()
     timeout_s: float | None = None
     placement: Any = None
 
@@ -112,6 +114,7 @@ class Plan:
         words += [] if again.semantics == "rendezvous" else ["--semantics", again.semantics]
         words += [] if not again.faults else ["--faults", ",".join(again.faults)]
         words += [] if again.device is None else ["--device", again.device]
+        words += ["--compare-world-sizes", ",".join(map(str, again.sizes))] if again.sizes else []
         words += ["--cuda-as-cpu"] if again.cuda_as_cpu else []
         words += [word for name in again.own_globals for word in ("--own-globals", name)]
         return shlex.join([*words, *again.program.words])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pdlcheck.scripts.lines import Lines
 from pdlcheck.scripts.on_rank import call_on_rank, import_and_call, run_on_rank, simulated_output
 from pdlcheck.scripts.plan import Plan
 from pdlcheck.scripts.progress import Progress
+from pdlcheck.scripts.world_sizes import Results, difference
 from pdlcheck.worlds.journal import notes
 from pdlcheck.worlds.outcome import results
 from pdlcheck.worlds.program import import_known_globals, program_modules
@@ -35,12 +37,42 @@ def run_program(plan: Plan, progress: Progress) -> Finding:
     if is_simulated(plan.world):
         import_known_globals(imported_packages(plan.program))
     try:
+        if plan.sizes:
+            return _on_sizes(plan, progress)
         if has_launcher(plan.program):
             with suppress(NotALauncher):
                 return _as_launcher(plan, progress, lines)
         return _Run(plan, progress, lines).finding()
     finally:
         lines.end()
+
+
+def _on_sizes(plan: Plan, progress: Progress) -> Finding:
+    """Run the program on several numbers of ranks, and compare what it prints and saves."""
+    of_size: dict[int, Results] = {}
+    finding = Finding(plan.world, plan.ranks)
+    for size in plan.sizes:
+        results = of_size[size] = Results()
+
+        def write(stream: str, line: str, results: Results = results) -> None:
+            progress.write(stream, line)
+            if stream == "out" and line.startswith("[rank 0] "):
+                results.read(line.removeprefix("[rank 0] "))
+
+        lines = Lines(write)
+        finding = _Run(replace(plan, world_size=size), progress, lines).finding()
+        lines.end()
+        if not finding.held:
+            return finding
+        results.saved = {name: tensor for one in reversed(finding.counts) for name, tensor in one.saved.items()}
+        first = plan.sizes[0]
+        if results.is_empty:
+            finding.notes.append("nothing was compared: rank 0 printed no loss, and no rank called torch.save")
+        elif size != first and (error := difference(first, of_size[first], size, results)) is not None:
+            finding.error, finding.replay = error, plan.replay(plan.schedule or f"random:{plan.seed}")
+            return finding
+    finding.notes.append(f"losses and weights agree on {', '.join(map(str, plan.sizes))} ranks")
+    return finding
 
 
 def _as_launcher(plan: Plan, progress: Progress, lines: Lines) -> Finding:
@@ -81,7 +113,7 @@ class _Run:
         self._plan, self._progress, self._lines = plan, progress, lines
         self._ranks = plan.ranks if starting is None else starting.world_size
         self._options = plan.options()
-        self._call: tuple[Callable[..., Any], tuple[Any, ...]] = (run_on_rank, (plan.program,))
+        self._call: tuple[Callable[..., Any], tuple[Any, ...]] = (run_on_rank, (plan.program, bool(plan.sizes)))
         if starting is not None and starting.program is not None:
             self._call = run_on_rank, (starting.program,)
         elif starting is not None and starting.anew:

@@ -63,4 +63,4 @@ def test_a_hang_is_one_report(launch):
 def test_a_rank_that_leaves_is_named(launch):
     run = launch("--leave")
     assert run.returncode == 1
-    assert "rank 1 ended with exit code 7" in run.stderr, run.stderr
+    assert "rank 1 ended its process with exit code 7" in run.stderr, run.stderr

@@ -302,3 +302,51 @@ def test_the_documented_script_has_the_documented_verdict(scripts):
     assert code == 1
     assert err.replace(f"{scripts.folder}/", "").splitlines() == lines
     assert "\n".join(lines[3:]) in (ROOT / "README.md").read_text()
+
+
+SIZES = """
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    data, targets = torch.randn(8, 3), torch.randn(8, 1)
+    model = DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        loss = (model(data[rank::size]) - targets[rank::size]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        REDUCE
+        optimizer.step()
+        total = loss.detach() / size
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"step {step} loss {total.item():.4f}")
+    if rank == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+"""
+
+
+def test_equal_results_on_several_numbers_of_ranks(scripts):
+    scripts.write("train.py", SIZES.replace("REDUCE", "pass"))
+    code, _, err = scripts.run("--compare-world-sizes", "1,2,4", "train.py")
+    assert code == 0, err
+    assert err.endswith("losses and weights agree on 1, 2, 4 ranks\n")
+
+
+def test_a_loss_that_depends_on_the_number_of_ranks(scripts):
+    scripts.write("train.py", SIZES.replace("REDUCE", "[p.grad.mul_(size) for p in model.parameters()]"))
+    code, _, err = scripts.run("--compare-world-sizes", "1,2", "train.py")
+    assert code == 1
+    assert "'loss', printed for the 2. time, is " in err
+    assert "on 2 ranks and" in err
+
+
+def test_weights_that_depend_on_the_number_of_ranks(scripts):
+    text = SIZES.replace("REDUCE", "[p.grad.mul_(size) for p in model.parameters()]").replace("print(f", "str(f")
+    scripts.write("train.py", text)
+    code, _, err = scripts.run("--compare-world-sizes", "1,2", "train.py")
+    assert code == 1
+    assert "model.pt: weight differs by " in err
