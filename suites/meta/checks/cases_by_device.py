@@ -164,6 +164,11 @@ def clip(device: str, world: Any, wrong: bool) -> None:
     checks.check_clip_grad_norm(ours, world, gradients=grads, max_norm=1.5)
 
 
+def derivative(device: str, world: Any, wrong: bool) -> None:
+    outputs = "own" if wrong else "replicated"
+    checks.check_derivative(Add.apply, lambda rank: torch.ones(3, 3, device=device), world, outputs=outputs)
+
+
 def resume(device: str, world: Any, wrong: bool) -> None:
     def start() -> tuple[Any, ...]:
         torch.manual_seed(0)
@@ -390,6 +395,7 @@ CASES = {
     "world sizes": Case(world_sizes, "replicas differ after 3 step(s): rank 1 holds"),
     "scaler": Case(scaler, "found_inf must be reduced over ranks"),
     "clip": Case(clip, "rank alone was used"),
+    "derivative": Case(derivative, "it has only the part of this rank's own outputs"),
     "resume": Case(resume, "lost: optimizer"),
     "random streams": Case(random_streams, "torch.manual_seed(0) on both"),
     "metric": Case(metric, "the mean of the ranks' values"),

@@ -66,7 +66,7 @@ def test_check_derivative_accepts_the_derivative(world, forward, backward, of_in
 @pytest.mark.parametrize(("forward", "backward", "of_inputs", "of_outputs", "cause"), WRONG)
 def test_check_derivative_names_the_cause(world, forward, backward, of_inputs, of_outputs, cause):
     subject = function(forward, backward)
-    with pytest.raises(AssertionError, match=rf"gradient of input 0 on rank 0 is .*\n.*\n.*{cause}"):
+    with pytest.raises(AssertionError, match=rf"gradient of input 0 on rank 0 is .*\n.*\n.*\n.*{cause}"):
         check_derivative(subject, inputs, world, inputs=of_inputs, outputs=of_outputs, world_size=3)
 
 
