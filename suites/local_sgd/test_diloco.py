@@ -33,13 +33,14 @@ def test_diloco_is_what_its_paper_says(subject, world, sync_every, outer, optimi
 @pytest.mark.verifies("DiLoCo")
 def test_diloco_takes_nodes_as_replicas(subject, world):
     diloco = partial(subject, sync_every=2, outer=sgd(OUTERS[1]))
-    check_local_sgd(diloco, world, sync_every=2, outer=OUTERS[1], nodes=[[0, 1], [2]], steps=5)
+    check_local_sgd(diloco, world, sync_every=2, outer=OUTERS[1], nodes=[[0, 1], [2]], steps=5, buffers="broadcast")
 
 
 @pytest.mark.verifies("DiLoCo")
 @pytest.mark.parametrize("steps", [6, [5, 2, 3]], ids=str)
 def test_diloco_with_an_outer_rate_of_1_and_no_momentum_is_local_sgd(subject, world, steps):
-    check_local_sgd(partial(subject, sync_every=2, outer=sgd((1.0, 0.0, False))), world, sync_every=2, steps=steps)
+    diloco = partial(subject, sync_every=2, outer=sgd((1.0, 0.0, False)))
+    check_local_sgd(diloco, world, sync_every=2, steps=steps, buffers="broadcast")
 
 
 @pytest.mark.verifies("DiLoCo")

@@ -74,7 +74,9 @@ def test_buffers_are_averaged_with_the_model(subject, world, sync_every):
 def test_nodes_are_one_replica_each(subject, world, steps):
     local = partial(subject, sync_every=2, synchronous_steps=1)
     nodes = [[0, 2], [3, 1]]
-    check_local_sgd(local, world, sync_every=2, synchronous_steps=1, nodes=nodes, steps=steps, world_size=4)
+    check_local_sgd(
+        local, world, sync_every=2, synchronous_steps=1, nodes=nodes, steps=steps, world_size=4, buffers="broadcast"
+    )
 
 
 @LINEAR

@@ -53,7 +53,7 @@ def divides_by_the_period(broken, world):
             for parameter in self.model.parameters():
                 average_over_ranks(parameter.detach(), self.period if broken else dist.get_world_size())
 
-    check_local_sgd(partial(Averager, period=2), world, sync_every=2)
+    check_local_sgd(partial(Averager, period=2), world, sync_every=2, buffers="broadcast")
 
 
 @entry(
@@ -72,7 +72,7 @@ def keeps_the_momentum_of_each_rank(broken, world):
                 for state in self.optimizer.state.values():
                     average_over_ranks(state["momentum_buffer"])
 
-    check_local_sgd(partial(Averager, period=2), world, sync_every=2, momentum="average")
+    check_local_sgd(partial(Averager, period=2), world, sync_every=2, momentum="average", buffers="broadcast")
 
 
 class TwoTasks(nn.Module):

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from typing import Any, Literal
 
 import torch
@@ -50,7 +51,8 @@ def check_local_sgd(
     optimizer: Callable[..., Optimizer] = MOMENTUM,
     make: Callable[[], nn.Module] | None = None,
     momentum: Literal["average", "keep", "reset"] = "keep",
-    buffers: Literal["average", "broadcast", "keep"] = "broadcast",
+    buffers: Literal["average", "broadcast", "keep"] | None = None,
+    integer_buffers: Literal["broadcast", "keep", "round", "truncate"] | None = None,
     synchronous_steps: int = 0,
     first_round: int | None = None,
     gradients_every: int | None = None,
@@ -78,8 +80,10 @@ def check_local_sgd(
             and copied to every rank.
         momentum: the treatment of the optimizer's state in a round. ``"reset"`` begins with a new state, or with zeros
             where that is the same.
-        buffers: the treatment of the buffers in a round. Integer buffers that differ between ranks have no mean: with
-            ``"average"`` they are not compared from then on.
+        buffers: the treatment of the buffers in a round. It has no default: if the values of buffers depend on it, as
+            those of batch norm do, the check asks for it.
+        integer_buffers: with ``buffers="average"``, the treatment of integers that differ between ranks, as a count of
+            batches does after uneven steps. ``"round"`` and ``"truncate"`` treat the mean. It has no default, too.
         synchronous_steps: number of steps at the start that use the mean gradient of the ranks that have not finished.
         first_round: the step after which models are averaged first, counted from 1 after the synchronous steps; None is
             ``sync_every``. 1 is right for torch's ``PeriodicModelAverager(sync_every, synchronous_steps)``.
@@ -93,6 +97,7 @@ def check_local_sgd(
         AssertionError: names the first step after which a rank holds a wrong value, the tensor and the index. The
             likely cause is, for example, an average one step too late, the momentum of rank 0 alone, or an outer step
             in the wrong direction.
+        ValueError: ``buffers`` or ``integer_buffers`` is needed. The message names the treatment that the trainer has.
         Inconclusive: the replicas are never averaged in so many steps.
 
     Example:
@@ -100,7 +105,7 @@ def check_local_sgd(
         >>> from pdlcheck.worlds import get_world
         >>> def wrap(optimizer, model):
         ...     return LocalSGD(optimizer, model, sync_every=2)
-        >>> check_local_sgd(wrap, get_world("sim"), sync_every=2)
+        >>> check_local_sgd(wrap, get_world("sim"), sync_every=2, buffers="broadcast")
     """
     __tracebackhide__ = True
     each = (steps,) * world_size if isinstance(steps, int) else tuple(steps)
@@ -115,7 +120,17 @@ def check_local_sgd(
         model = (_net if make is None else make)().double()
     course = Course(model, optimizer, each, finish=not isinstance(steps, int), seed=seed)
     parts = tuple(tuple(part) for part in nodes)
-    rule = Rule(sync_every, gradients_every, synchronous_steps, momentum, buffers, outer, parts, first_round)
+    rule = Rule(
+        sync_every,
+        gradients_every,
+        synchronous_steps,
+        momentum,
+        buffers or "broadcast",
+        integer_buffers,
+        outer,
+        parts,
+        first_round,
+    )
     expected = simulate(course, rule)
     alone = simulate(
         Course(model, optimizer, each, finish=False, seed=seed), Rule(None, buffers="keep", momentum="keep")
@@ -123,6 +138,10 @@ def check_local_sgd(
     if all(_first_wrong(e[: len(a)], a) is None for e, a in zip(expected, alone, strict=True)) and not course.finish:
         raise Inconclusive(f"{name_of(wrap)}: in {each} steps the replicas never meet, the check would see nothing")
     found: list[Trace] = world.run(_trained, wrap, course, parts, world_size=len(each))
+    if buffers is None:
+        _require_told("buffers", ("keep", "broadcast", "average"), found, course, rule)
+    elif buffers == "average" and integer_buffers is None:
+        _require_told("integer_buffers", ("keep", "broadcast", "round", "truncate"), found, course, rule)
     facts = case(world, len(each), steps=_short(each), sync_every=sync_every, **_unusual(rule), seed=seed)
     wrong = [_first_wrong(have, want) for have, want in zip(found, expected, strict=True)]
     at_fault = [rank for rank, place in enumerate(wrong) if place is not None]
@@ -139,6 +158,38 @@ def check_local_sgd(
             case=facts,
         )
     _require_equal_replicas(name_of(wrap), found, rule, each, facts)
+
+
+def _require_told(name: str, ways: Sequence[str], found: list[Trace], course: Course, rule: Rule) -> None:
+    """Check that no tensor depends on an argument that is not given.
+
+    Args:
+        name: the argument.
+        ways: its values.
+        found: the trace of each rank.
+        course: the training.
+        rule: the rule without the argument.
+
+    Raises:
+        ValueError: a tensor depends on it.
+    """
+    traces = {way: simulate(course, replace(rule, **{name: way})) for way in ways}  # type: ignore[arg-type]
+    different = [
+        place
+        for one, other in combinations(ways, 2)
+        for have, want in zip(traces[one], traces[other], strict=True)
+        if (place := _first_wrong(have, want)) is not None
+    ]
+    if not different:
+        return
+    step, tensor = min(different)
+    done = [way for way, trace in traces.items() if all(map(_equal, found, trace))]
+    hint = f"; this trainer does what {name}={done[0]!r} stands for" if len(done) == 1 else ""
+    kind = "integer buffers" if name == "integer_buffers" else "buffers"
+    raise ValueError(
+        f"check_local_sgd needs {name}=, because {tensor} of step {step + 1} depends on what a round does to {kind}; "
+        f"pass {', '.join(map(repr, ways[:-1]))} or {ways[-1]!r}, whichever is meant{hint}"
+    )
 
 
 def _net() -> nn.Module:
@@ -178,6 +229,10 @@ def _first_wrong(found: Trace, expected: Trace) -> tuple[int, str] | None:
             if _off(*_both(name, have, want)).any():
                 return step, name
     return None
+
+
+def _equal(found: Trace, expected: Trace) -> bool:
+    return _first_wrong(found, expected) is None
 
 
 def _both(name: str, *holders: dict[str, Tensor]) -> list[Tensor]:
@@ -291,5 +346,14 @@ def _short(steps: Sequence[int]) -> object:
 def _unusual(rule: Rule) -> dict[str, object]:
     """Return the fields of the rule that differ from the defaults."""
     usual = Rule(rule.models_every)
-    names = ("first_round", "gradients_every", "synchronous_steps", "momentum", "buffers", "outer", "nodes")
+    names = (
+        "first_round",
+        "gradients_every",
+        "synchronous_steps",
+        "momentum",
+        "buffers",
+        "integer_buffers",
+        "outer",
+        "nodes",
+    )
     return {name: getattr(rule, name) for name in names if getattr(rule, name) != getattr(usual, name)}

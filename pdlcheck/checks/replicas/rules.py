@@ -41,6 +41,8 @@ class Rule:
         gradients_every: gradients are averaged before every k-th step.
         synchronous_steps: number of steps at the start with averaged gradients.
         momentum, buffers: their treatment in a round.
+        integer_buffers: the treatment of integers whose mean is no integer, where buffers are averaged; with None they
+            have no right value.
         outer: rate, momentum and Nesterov of the outer optimizer.
         nodes: groups of ranks whose gradients are averaged in each step.
         before, divide, first_only, reference_stays, sum_gradients: faults of a wrong implementation.
@@ -51,6 +53,7 @@ class Rule:
     synchronous_steps: int = 0
     momentum: str = "keep"
     buffers: str = "broadcast"
+    integer_buffers: str | None = None
     outer: tuple[float, float, bool] | None = None
     nodes: tuple[tuple[int, ...], ...] = ()
     first_round: int | None = None
@@ -146,6 +149,14 @@ def with_other_buffers(rule: Rule) -> Iterator[tuple[str, Rule]]:
     ):
         if policy != rule.buffers:
             yield text, replace(rule, buffers=policy)
+    for policy, text in (
+        ("keep", "each rank keeps its own integer buffers"),
+        ("broadcast", "every rank takes the integer buffers of rank 0"),
+        ("round", "means of integer buffers are rounded"),
+        ("truncate", "means of integer buffers are truncated"),
+    ):
+        if rule.integer_buffers is not None and policy != rule.integer_buffers:
+            yield f"{text}, which integer_buffers={policy!r} accepts", replace(rule, integer_buffers=policy)
 
 
 def backward(course: Course, model: nn.Module, rank: int, step: int) -> None:
@@ -265,18 +276,23 @@ class _Simulation:
                 parameter.copy_(goal)
         names = [name for name, _ in self.models[0].named_buffers()]
         for name, *buffers in zip(names, *(model.buffers() for model in self.models), strict=True):
-            has_mean = buffers[0].is_floating_point() or buffers[0].is_complex()
-            if rule.buffers == "average" and not has_mean and any(not torch.equal(b, buffers[0]) for b in buffers):
-                self.without_mean.add(name)
-            if rule.buffers == "broadcast":
-                mean = buffers[0].clone()
-            elif rule.buffers == "average":
-                mean = torch.stack([b.double() for b in buffers]).sum(0) / count
-            else:
+            if rule.buffers == "keep":
                 continue
-            for buffer in buffers:
-                buffer.copy_(mean)
+            goal = buffers[0].clone() if rule.buffers == "broadcast" else self._mean_of(name, buffers)
+            for buffer in buffers if goal is not None else ():
+                buffer.copy_(goal)
         self._meet_with_momentum(columns)
+
+    def _mean_of(self, name: str, buffers: Sequence[Tensor]) -> Tensor | None:
+        """Return what a round that averages buffers puts in the place of each; None if each rank keeps its own."""
+        mean = torch.stack([buffer.double() for buffer in buffers]).sum(0) / len(buffers)
+        first, way = buffers[0], self.rule.integer_buffers
+        if first.is_floating_point() or first.is_complex() or all(torch.equal(one, first) for one in buffers):
+            return mean
+        if way is None:
+            self.without_mean.add(name)
+        ways = {"keep": None, "broadcast": first.clone(), "round": mean.round()}
+        return ways.get(way or "", mean.trunc())
 
     def _outer_step(self, position: int, mean: Tensor) -> Tensor:
         assert self.rule.outer is not None

@@ -7,6 +7,8 @@ import copy
 import torch
 import torch.distributed as dist
 
+from pdlcheck.checks import check_local_sgd
+
 
 def mean_of(tensor, group=None):
     dist.all_reduce(tensor, group=group)
@@ -62,3 +64,8 @@ class Trainer:
 
     def states(self, *names):
         return [self.optimizer.state[p][name] for p in self.model.parameters() for name in names]
+
+
+def check_trainer(trainer, world, **rule):
+    """Call the check with the treatment of buffers that ``Trainer`` has, unless ``rule`` has another one."""
+    check_local_sgd(trainer, world, **{"buffers": "broadcast", **rule})

@@ -8,10 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pdlcheck.checks import check_local_sgd
 from pdlcheck.errors import Deadlock, Inconclusive
 
-from .local_sgd_by_hand import Trainer, mean_of
+from .local_sgd_by_hand import Trainer, check_trainer, mean_of
 
 ADAM = partial(torch.optim.Adam, lr=0.05)
 
@@ -228,36 +227,36 @@ def case_id(case):
 @pytest.mark.parametrize("case", RIGHT, ids=case_id)
 def test_check_local_sgd_accepts(world, case):
     right, rule = case
-    check_local_sgd(right, world, sync_every=2, **rule)
+    check_trainer(right, world, sync_every=2, **rule)
 
 
 @pytest.mark.parametrize("case", WRONG, ids=case_id)
 def test_check_local_sgd_rejects(world, case):
     wrong, rule, message = case
     with pytest.raises(AssertionError, match=rf"(?s)^{wrong.__name__}: .*{message}"):
-        check_local_sgd(wrong, world, sync_every=2, **rule)
+        check_trainer(wrong, world, sync_every=2, **rule)
 
 
 def test_ranks_that_count_for_themselves_are_reported_and_not_waited_for(world):
     """Rank 1 has one round less at the end, and rank 0 waits in that round."""
     with pytest.raises(Deadlock, match="no rank can go on"):
-        check_local_sgd(CountsForItself, world, sync_every=2)
+        check_trainer(CountsForItself, world, sync_every=2)
 
 
 def test_replicas_that_never_meet_are_inconclusive(world):
     with pytest.raises(Inconclusive, match=r"Trainer: in .* steps the replicas never meet"):
-        check_local_sgd(Trainer, world, sync_every=9)
+        check_trainer(Trainer, world, sync_every=9)
 
 
 def test_one_rank_is_nothing_to_compare(world):
     with pytest.raises(ValueError, match="needs world_size 2 or more, got 1"):
-        check_local_sgd(Trainer, world, sync_every=2, world_size=1)
+        check_trainer(Trainer, world, sync_every=2, world_size=1)
 
 
 def test_replicas_meet_after_a_step_or_more(world):
     for name in ("sync_every", "gradients_every"):
         with pytest.raises(ValueError, match=f"needs a {name} of 1 or more, or None, got 0"):
-            check_local_sgd(Trainer, world, **{"sync_every": 2, name: 0})
+            check_trainer(Trainer, world, **{"sync_every": 2, name: 0})
 
 
 class Gradients:
@@ -284,9 +283,9 @@ class AddsGradients(Gradients):
 
 def test_check_local_sgd_looks_at_synchronised_gradients(world):
     rule = {"sync_every": None, "gradients_every": 2, "buffers": "keep"}
-    check_local_sgd(Gradients, world, **rule)
+    check_trainer(Gradients, world, **rule)
     with pytest.raises(AssertionError, match=r"AddsGradients: after step 2 [\s\S]*gradients are added, not averaged"):
-        check_local_sgd(AddsGradients, world, **rule)
+        check_trainer(AddsGradients, world, **rule)
 
 
 class Uneven(Trainer):
@@ -311,6 +310,6 @@ class LeavesEarly(Uneven):
 
 
 def test_check_local_sgd_finds_a_rank_that_does_not_wait_for_the_others(world):
-    check_local_sgd(Uneven, world, sync_every=2, steps=[5, 1, 3])
+    check_trainer(Uneven, world, sync_every=2, steps=[5, 1, 3])
     with pytest.raises(Deadlock):
-        check_local_sgd(LeavesEarly, world, sync_every=2, steps=[7, 1, 1])
+        check_trainer(LeavesEarly, world, sync_every=2, steps=[7, 1, 1])

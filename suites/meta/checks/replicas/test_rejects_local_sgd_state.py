@@ -12,7 +12,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 
 from pdlcheck.checks import check_local_sgd
 
-from .local_sgd_by_hand import Trainer, mean_of
+from .local_sgd_by_hand import Trainer, check_trainer, mean_of
 
 ADAM = partial(torch.optim.Adam, lr=0.05)
 DAMPED = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
@@ -56,6 +56,11 @@ class SetsMomentsTo0(Sharing):
 class Drops(Sharing):
     def share(self, state):
         state.clear()
+
+
+class LeavesBuffers(Trainer):
+    def share_buffers(self):
+        pass
 
 
 class AveragesMomentum(Sharing):
@@ -129,58 +134,58 @@ def frozen():
     ids=["local", "post-local", "nodes", "reset"],
 )
 def test_check_local_sgd_takes_models_with_frozen_parameters(world, right, rule):
-    check_local_sgd(right, world, sync_every=2, make=frozen, **rule)
+    check_trainer(right, world, sync_every=2, make=frozen, **rule)
 
 
 def test_check_local_sgd_rejects_gradients_that_are_added_beside_frozen_ones(world):
     with pytest.raises(AssertionError, match=r"^AddsGradients: after step 1 rank 0 holds .* of parameter '0.bias'"):
-        check_local_sgd(AddsGradients, world, sync_every=2, synchronous_steps=2, make=frozen)
+        check_trainer(AddsGradients, world, sync_every=2, synchronous_steps=2, make=frozen)
 
 
 @pytest.mark.parametrize("optimizer", [None, ADAM, DAMPED], ids=["sgd", "adam", "damped"])
 def test_check_local_sgd_accepts_a_reset_that_begins_anew(world, optimizer):
     rule = {"sync_every": 2, "momentum": "reset", **({"optimizer": optimizer} if optimizer else {})}
-    check_local_sgd(Drops, world, **rule)
+    check_trainer(Drops, world, **rule)
     if optimizer is not DAMPED:
-        check_local_sgd(SetsTo0, world, **rule)
+        check_trainer(SetsTo0, world, **rule)
 
 
 @pytest.mark.parametrize(("broken", "optimizer"), [(SetsMomentsTo0, ADAM), (SetsTo0, DAMPED)], ids=["adam", "damped"])
 def test_check_local_sgd_rejects_zeros_that_are_other_training(world, broken, optimizer):
     cause = "is set to 0 in each round, not dropped: Adam's count of steps goes on, SGD damps the next step\n"
     with pytest.raises(AssertionError, match=rf"^{broken.__name__}: after step 3 rank 0 holds [\s\S]*{cause}"):
-        check_local_sgd(broken, world, sync_every=2, momentum="reset", optimizer=optimizer)
+        check_trainer(broken, world, sync_every=2, momentum="reset", optimizer=optimizer)
 
 
 def test_check_local_sgd_rejects_zeros_where_momentum_is_kept(world):
     message = r"^SetsTo0: after step 2 rank 0 holds 0 at .* of momentum_buffer[\s\S]*which momentum='reset' accepts"
     with pytest.raises(AssertionError, match=message):
-        check_local_sgd(SetsTo0, world, sync_every=2)
+        check_trainer(SetsTo0, world, sync_every=2)
 
 
 def test_check_local_sgd_looks_for_causes_where_an_optimizer_starts_with_a_state(world):
     """Adagrad starts with a state, which must not be dropped."""
     with pytest.raises(AssertionError, match=r"^BeginsAStepLate: after step 2 [\s\S]*one step too late"):
-        check_local_sgd(BeginsAStepLate, world, sync_every=2, optimizer=partial(torch.optim.Adagrad, lr=0.1))
+        check_trainer(BeginsAStepLate, world, sync_every=2, optimizer=partial(torch.optim.Adagrad, lr=0.1))
 
 
 def test_check_local_sgd_says_that_momentum_is_added_and_nothing_of_weights_that_are_right(world):
-    check_local_sgd(AveragesMomentum, world, sync_every=2, momentum="average")
+    check_trainer(AveragesMomentum, world, sync_every=2, momentum="average")
     message = r"^AddsMomentum: after step 2 rank 0 holds .* of momentum_buffer of '0.weight', replicas "
     with pytest.raises(AssertionError, match=message) as caught:
-        check_local_sgd(AddsMomentum, world, sync_every=2, momentum="average")
+        check_trainer(AddsMomentum, world, sync_every=2, momentum="average")
     assert "likely cause  the optimizer's state is added over ranks, not averaged\n" in str(caught.value)
     with pytest.raises(AssertionError, match=r"^AddsSomeMomentum: after step 2 .* of momentum_buffer of") as caught:
-        check_local_sgd(AddsSomeMomentum, world, sync_every=2, momentum="average")
+        check_trainer(AddsSomeMomentum, world, sync_every=2, momentum="average")
     assert caught.value.cause is None
 
 
 def test_check_local_sgd_takes_the_step_of_the_first_round(world):
-    check_local_sgd(OfTorch, world, sync_every=2, synchronous_steps=2, first_round=1, buffers="keep")
-    check_local_sgd(BeginsAtOnce, world, sync_every=2, first_round=1)
-    check_local_sgd(BeginsAStepLate, world, sync_every=2, first_round=3)
+    check_trainer(OfTorch, world, sync_every=2, synchronous_steps=2, first_round=1, buffers="keep")
+    check_trainer(BeginsAtOnce, world, sync_every=2, first_round=1)
+    check_trainer(BeginsAStepLate, world, sync_every=2, first_round=3)
     with pytest.raises(ValueError, match="check_local_sgd needs a first_round of 1 or more, or None, got 0"):
-        check_local_sgd(Trainer, world, sync_every=2, first_round=0)
+        check_trainer(Trainer, world, sync_every=2, first_round=0)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +219,7 @@ def test_check_local_sgd_takes_the_step_of_the_first_round(world):
 )
 def test_check_local_sgd_names_the_steps_after_which_models_are_averaged(world, broken, rule, cause):
     with pytest.raises(AssertionError) as caught:
-        check_local_sgd(broken, world, **{"sync_every": 2, **rule})
+        check_trainer(broken, world, **{"sync_every": 2, **rule})
     assert str(caught.value).startswith(f"{broken.__name__}: after step ")
     assert cause in str(caught.value)
 
@@ -261,14 +266,58 @@ class AddsCalls(AveragesFloats):
             buffer.copy_((mean * dist.get_world_size()).round())
 
 
-def test_integers_that_differ_have_no_mean(world):
-    for right in (AveragesFloats, Rounds):
-        check_local_sgd(right, world, sync_every=2, make=Counts, buffers="average")
+@pytest.mark.parametrize(("right", "way"), [(AveragesFloats, "keep"), (Rounds, "round")])
+def test_integers_that_differ_are_treated_as_the_caller_says(world, right, way):
+    rule = {"sync_every": 2, "make": Counts, "buffers": "average"}
+    check_trainer(right, world, integer_buffers=way, **rule)
+    with pytest.raises(
+        ValueError, match=rf"needs integer_buffers=, .*; this trainer does what integer_buffers='{way}'"
+    ):
+        check_trainer(right, world, **rule)
+    with pytest.raises(AssertionError, match=r"of buffer '(positive|seen)'") as caught:
+        check_trainer(right, world, integer_buffers="broadcast", **rule)
+    assert f"which integer_buffers='{way}' accepts" in caught.value.cause
+
+
+def test_integers_that_are_equal_have_a_mean(world):
     with pytest.raises(AssertionError, match=r"after step 2 rank 0 holds 6 at \(\) of buffer 'calls', replicas in one"):
-        check_local_sgd(AddsCalls, world, sync_every=2, make=Counts, buffers="average")
+        check_trainer(AddsCalls, world, sync_every=2, make=Counts, buffers="average", integer_buffers="keep")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "way"), [(Trainer, "broadcast"), (LeavesBuffers, "keep"), (AveragesFloats, "average")]
+)
+def test_check_local_sgd_asks_for_the_treatment_of_buffers(world, trainer, way):
+    message = (
+        r"^check_local_sgd needs buffers=, because buffer '1.running_mean' of step 2 depends on what a round does to "
+        rf"buffers; pass 'keep', 'broadcast' or 'average', whichever is meant; this trainer does what buffers='{way}'"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_local_sgd(trainer, world, sync_every=2)
+    check_local_sgd(trainer, world, sync_every=2, buffers=way)
+
+
+class Calls(nn.Module):
+    """A layer that counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("make", [frozen, Calls])
+def test_check_local_sgd_does_not_ask_for_what_changes_nothing(world, make):
+    """One model has no buffers, the other has a buffer that is equal on all ranks."""
+    for right in (Trainer, LeavesBuffers):
+        check_local_sgd(right, world, sync_every=2, make=make)
 
 
 def test_boolean_buffers_are_compared(world):
-    check_local_sgd(Trainer, world, sync_every=2, make=Counts)
+    check_trainer(Trainer, world, sync_every=2, make=Counts)
     with pytest.raises(AssertionError, match=r"of buffer 'seen'|of buffer 'positive'"):
-        check_local_sgd(AveragesFloats, world, sync_every=2, make=Counts)
+        check_trainer(AveragesFloats, world, sync_every=2, make=Counts)
