@@ -8,17 +8,29 @@ from typing import Any
 
 from torch import Tensor
 
+from pdlcheck.checks.conditions import EMPTY, ONE_EACH, meet
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.message import Place, case, failure, name_of, require_list, show, takes_world
 from pdlcheck.checks.metrics.causes import in_other_places, rare_causes, sample_count_cause
+from pdlcheck.checks.metrics.one_process import report_without_group
 from pdlcheck.checks.metrics.values import TAILS, Alone, Values, is_number, near, values_of
-from pdlcheck.errors import Inconclusive
+from pdlcheck.errors import CheckFailed, Inconclusive
 
 __all__ = ["check_metric"]
 
 _ORDERS = 2  # other orders to try, for each treatment of the tail
 _LISTED = 6
 _UNLIKE = "ranks report unlike numbers: each has that of its own samples, or what is reduced does not reach all of them"
+_AS_ONE_RANK = (
+    "one rank reports the same as these ranks: they share the samples rightly, and {reference} reports another number "
+    "for any number of ranks, so either of the two may be wrong"
+)
+_FEW = {
+    ONE_EACH: "with more samples on each rank it is right, with one on each it is wrong: a dimension of size 1 is "
+    "squeezed, or each rank computes what one sample does not have, such as a variance",
+    EMPTY: "with a sample on each rank it is right, with none on a rank it is wrong: that rank contributes a number, "
+    "such as the NaN of a mean over nothing, or the start of a maximum",
+}
 _OTHER_PLACES = (
     "these are the right numbers in other places: what ranks have is put end to end, where samples are dealt to them "
     "in turn, or the other way round"
@@ -36,7 +48,8 @@ def check_metric(
 ) -> None:
     """Check that the ranks' report on the samples that they share is the report of one process on all samples.
 
-    The check evaluates all samples, and all except the last, because one of the two numbers is uneven over ranks. If
+    The check evaluates all samples, and all except the last, because one of the two numbers is uneven over ranks. It
+    also evaluates one sample for each rank, and one less, so that a rank has none, if the program takes so few. If
     the mean of the ranks' values is right by chance, as with ``torch.arange``, it evaluates once more with the last
     sample first. A sampler may repeat the first or last samples, or drop the last ones. If no number would change by
     that, the check evaluates once more with a sample there that changes one. Numbers may be off by 1e-5 of the largest
@@ -49,8 +62,9 @@ def check_metric(
         samples: tensors whose first dimension is the samples, such as inputs and targets; two samples or more.
         world: where the ranks run.
         world_sizes: numbers of ranks.
-        reference: called as ``reference(*samples)`` in one process. The default is ``evaluate`` in a world of one rank,
-            which does not detect that batches of unlike sizes count the same.
+        reference: called as ``reference(*samples)`` in one process. The default is ``evaluate`` in one process without
+            a process group, or in a world of one rank if it needs a group. It does not detect that batches of unlike
+            sizes count the same.
 
     Raises:
         AssertionError: a rank reports a wrong number. The message names the rank, the number and the likely cause.
@@ -84,6 +98,8 @@ def check_metric(
         raise ValueError(f"check_metric needs tensors with the same number of samples, 2 or more; got {sizes}")
     if any(size < 2 for size in world_sizes) or not world_sizes:
         raise ValueError(f"check_metric compares with one process; world_sizes must be 2 or more, got {world_sizes}")
+    if reference is None:
+        reference = report_without_group(evaluate, tuple(samples), world)
     shows, by_chance, tried = False, None, []
     for order in (None, "last_sample_first"):
         for size in (count, count - 1):
@@ -107,6 +123,34 @@ def check_metric(
         for alone in _with_a_telling_tail(tried, world_sizes, how, repeated):
             for world_size in world_sizes:
                 _compare(alone, world_size)
+    _compare_few_samples(tried[0], world_sizes)
+
+
+def _compare_few_samples(alone: Alone, world_sizes: Sequence[int]) -> None:
+    """Compare the reports on one sample for each rank, and on one less, so that a rank has none.
+
+    A program may refuse so few samples. The condition is then not met.
+    """
+    __tracebackhide__ = True
+    count = len(alone)
+    met = {
+        ONE_EACH: any(size in (count, count - 1) for size in world_sizes),
+        EMPTY: any(size > count - 1 for size in world_sizes),
+    }  # compared already
+    few = [(words, size, size - (words is EMPTY)) for size in world_sizes for words in met]
+    for words, world_size, samples in few:
+        if not 0 < samples < count - 1:
+            continue
+        part = Alone(alone.evaluate, alone.reference, tuple(t[:samples] for t in alone.samples), alone.world)
+        try:
+            if part.can_be_compared():
+                _compare(part, world_size, few=_FEW[words])
+                met[words] = True
+        except CheckFailed:
+            raise
+        except Exception:  # also a deadlock, for which processes wait long
+            break
+    meet(met)
 
 
 def _with_a_telling_tail(
@@ -137,7 +181,14 @@ def _with_a_telling_tail(
             yield other
 
 
-def _compare(alone: Alone, world_size: int) -> None:
+def _compare(alone: Alone, world_size: int, few: str | None = None) -> None:
+    """Compare the report of each rank with that of one process.
+
+    Args:
+        alone: the samples, and the reports of one process.
+        world_size: the number of ranks.
+        few: the cause if a number is wrong, for a program that is right with more samples.
+    """
     __tracebackhide__ = True
     who, expected = name_of(alone.evaluate), alone.of_all
     reports = alone.world.run(alone.evaluate, *alone.samples, world_size=world_size)
@@ -164,7 +215,8 @@ def _compare(alone: Alone, world_size: int) -> None:
                 f"one process on all {len(alone)} samples reports {_shown(value)}",
                 Place(rank, place.strip() or None, None, held, value),
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
-                likely_cause=_why(alone, world_size, place, found, [values for _, values in told]),
+                one_rank=_told_of_one_rank(alone, place, held),
+                likely_cause=few or _why(alone, world_size, place, found, [values for _, values in told]),
                 case=facts,
             )
 
@@ -187,6 +239,9 @@ def _why(alone: Alone, world_size: int, place: str, found: Values, ranks: Sequen
     def gives(values: Values, found: Values) -> bool:
         return all(near(found[where], values.get(where), 0.0) for where in wrong)
 
+    def as_one_rank(found: Values) -> bool:
+        return all(where in alone.of_one_rank and near(found[where], alone.of_one_rank[where], 0.0) for where in wrong)
+
     def explains_all(text: str, _: Values) -> bool:
         return len(explained[text]) == len(wrong)
 
@@ -201,6 +256,7 @@ def _why(alone: Alone, world_size: int, place: str, found: Values, ranks: Sequen
             (Candidate(text, holds=partial(gives, values)) for text, values in group)
             for group in rare_causes(alone, world_size)
         ),
+        [Candidate(_AS_ONE_RANK.format(reference=_reference_of(alone)), holds=as_one_rank, short="as on one rank")],
         hints=[
             *(
                 Candidate(f"{len(of)} of {len(wrong)} wrong numbers are {text}", holds=partial(explains_most, text))
@@ -209,6 +265,20 @@ def _why(alone: Alone, world_size: int, place: str, found: Values, ranks: Sequen
             Candidate.when(_UNLIKE, _differ([values.get(place) for values in ranks])),
         ],
     )
+
+
+def _told_of_one_rank(alone: Alone, place: str, held: Any) -> str | None:
+    """Return what one rank reports, if the reference reports another number."""
+    value = alone.of_one_rank.get(place)
+    if value is None or near(value, alone.of_all[place], 0.0):
+        return None
+    as_all = ", as these ranks do" if near(held, value, 0.0) else ""
+    return f"it reports {_shown(value)}{as_all}; {_reference_of(alone)} is what is compared with"
+
+
+def _reference_of(alone: Alone) -> str:
+    who, reference = name_of(alone.evaluate), name_of(alone.reference)
+    return f"{who} without a process group" if who == reference else reference
 
 
 def _differ(values: Sequence[Any]) -> bool:

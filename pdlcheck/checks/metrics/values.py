@@ -62,6 +62,16 @@ class Alone:
                 raise Inconclusive(f"{who} reports {value}{place} in one process, there is nothing to compare with")
         return values
 
+    @functools.cached_property
+    def of_one_rank(self) -> Values:
+        """Return the values that a world of one rank reports for all samples; none if it is the reference, or fails."""
+        if self.reference is None:
+            return {}
+        try:
+            return values_of(self.world.run(self.evaluate, *self.samples, world_size=1)[0])
+        except Exception:
+            return {}
+
     def of(self, samples: Samples) -> Values:
         """Return the values that one process reports for these samples."""
         if self.reference is not None:

@@ -153,16 +153,24 @@ def mean_error(errors):
     return float(total[0] / total[1])
 
 
+def largest_error(errors):
+    """Return a number that a rank without samples does not have."""
+    largest = errors[dist.get_rank() :: dist.get_world_size()].max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
 def test_a_passed_check_reports_what_its_run_has_met(world):
-    found = reported(lambda: check_metric(mean_error, [torch.arange(12.0)], world))
+    found = reported(lambda: check_metric(largest_error, [torch.arange(12.0)], world, world_sizes=[2]))
     assert found == {
         "check_metric": {
-            "more than two ranks": True,
-            "a number of samples that the ranks cannot divide evenly": False,
+            "more than two ranks": False,
+            "one sample on each rank": True,
             "a rank without samples": False,
         }
     }
-    found = reported(lambda: check_metric(mean_error, [torch.arange(2.0)], world))
+    found = reported(lambda: check_metric(mean_error, [torch.arange(12.0)], world))
+    assert len(found["check_metric"]) == 3
     assert all(found["check_metric"].values())
 
 
