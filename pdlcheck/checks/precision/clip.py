@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.precision.clip_missing import parts_of
 from pdlcheck.checks.precision.clip_nonfinite import Clipped, Given, require_one_verdict
 from pdlcheck.errors import Deadlock, Inconclusive, PeerFailed
 
@@ -91,7 +92,7 @@ def check_clip_grad_norm(
         shown = f"{show(limit)} ({why})" if why else limit
         facts = case(world, len(gradients), max_norm=shown, norm_type=norm_type)
         _require_clipped(name_of(clip), ranks, norms, limit, facts)
-        _require_norm(name_of(clip), ranks, norms, facts)
+        _require_norm(name_of(clip), ranks, norms, limit, facts)
 
     def run(spoilt: Given) -> list[Clipped]:
         return list(world.run(_clip, clip, spoilt, max_norm, True, world_size=len(spoilt)))
@@ -128,7 +129,7 @@ def _require_clipped(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm
                 )
 
 
-def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str) -> None:
+def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, max_norm: float, facts: str) -> None:
     """Check the norm that ``clip`` returns, if it returns one."""
     __tracebackhide__ = True
     norm = norms.of_all()
@@ -139,6 +140,7 @@ def _require_norm(who: str, ranks: Sequence[Clipped], norms: _Norms, facts: str)
             raise failure(
                 f"{who}: rank {rank} returns {held.norm:.9g}, the norm of all gradients is {norm:.9g}",
                 norms=norms.told(),
+                likely_cause=norms.diagnose_norm(held.norm, rank, max_norm),
                 case=facts,
             )
         if held.norm != ranks[0].norm:
@@ -219,7 +221,13 @@ class _Norms:
 
         tables = [
             [Candidate(text, holds=partial(all_scaled, factor)) for text, factor in mistakes]
-            for mistakes in (_NOT_CLIPPED, self._wrong_norms(rank, max_norm), self._overflows(), _NOT_FINITE)
+            for mistakes in (
+                _NOT_CLIPPED,
+                [*self._always_scaled(max_norm), *self._wrong_factors(self._wrong_norms(rank), max_norm)],
+                self._overflows(),
+                _NOT_FINITE,
+                self._wrong_factors(self._norms_of_parts(), max_norm),
+            )
         ]
         alone = [
             *(
@@ -232,28 +240,53 @@ class _Norms:
         ]
         return explain(held, *tables, alone)
 
-    def _wrong_norms(self, rank: int, max_norm: float) -> Iterator[tuple[str, float]]:
-        """Yield each wrong norm, and the factor that it leads to on this rank.
+    def diagnose_norm(self, held: float, rank: int, max_norm: float) -> Diagnosis:
+        """Return the mistakes that give the norm that a rank returns."""
 
-        A factor of 1 is no clipping at all, whatever the norm.
-        """
-        own = self.of_ranks()
-        power = self.norm_type if self.norm_type != math.inf else 1.0
+        def is_found(norm: float, held: float) -> bool:
+            return abs(held - norm) <= self.rounding * norm
+
+        clipped = [("it is the norm after clipping", min(max_norm, self.of_all()))]
+        return explain(
+            held,
+            *(
+                [Candidate(text, holds=partial(is_found, norm)) for text, norm in mistakes]
+                for mistakes in (clipped, self._wrong_norms(rank), self._norms_of_parts())
+            ),
+        )
+
+    def _always_scaled(self, max_norm: float) -> Iterator[tuple[str, float]]:
         norm = self.of_all()
         yield "they were scaled up: a norm below max_norm is left as it is", max_norm / (norm + 1e-6)
         yield "the gradients were divided by their norm, whatever max_norm is", 1 / (norm + 1e-6)
-        for text, norm in (
-            (f"the norm of this rank alone was used: it must be that of all ranks{self._if_copies()}", own[rank]),
-            ("elements that several ranks hold were counted on each of them", self.of_all(everything=True)),
-            ("norms of ranks were added: add their powers instead", sum(own)),
-            ("the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)),
-            ("norms of ranks were averaged", sum(own) / len(own)),
-            *([("the largest norm of a rank was taken: add powers instead", max(own))] if own[rank] < max(own) else []),
-            ("the powers of the norms were added, and no root was taken of the sum", self.of_all() ** power),
-            *self._complex_mistakes(),
-        ):
+
+    def _wrong_factors(self, norms: Iterator[tuple[str, float]], max_norm: float) -> Iterator[tuple[str, float]]:
+        """Yield each wrong norm, and the factor that it leads to. A factor of 1 is no clipping, whatever the norm."""
+        for text, norm in norms:
             if max_norm < norm + 1e-6:
                 yield text, max_norm / (norm + 1e-6)
+
+    def _norms_of_parts(self) -> Iterator[tuple[str, float]]:
+        """Yield the norms that leave some gradients out."""
+        for text, parts in parts_of(self.gradients, self.counted):
+            yield f"{text} from the norm", self.of(parts)
+
+    def _wrong_norms(self, rank: int) -> Iterator[tuple[str, float]]:
+        """Yield each wrong norm on this rank."""
+        own = self.of_ranks()
+        power = self.norm_type if self.norm_type != math.inf else 1.0
+        yield (
+            f"the norm of this rank alone was used: it must be that of all ranks{self._if_copies()}",
+            own[rank],
+        )
+        yield "elements that several ranks hold were counted on each of them", self.of_all(everything=True)
+        yield "norms of ranks were added: add their powers instead", sum(own)
+        yield "the powers of the norms were averaged, not added", self.of_all() / len(own) ** (1 / power)
+        yield "norms of ranks were averaged", sum(own) / len(own)
+        if own[rank] < max(own):
+            yield "the largest norm of a rank was taken: add powers instead", max(own)
+        yield "the powers of the norms were added, and no root was taken of the sum", self.of_all() ** power
+        yield from self._complex_mistakes()
 
     def _overflows(self) -> Iterator[tuple[str, float]]:
         for dtype in self.overflowing():

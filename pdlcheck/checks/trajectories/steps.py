@@ -16,6 +16,7 @@ from pdlcheck.checks.evidence.exchanges import why_apart
 from pdlcheck.checks.evidence.optimizers import GivenToOptimizer
 from pdlcheck.checks.message import first_and_more
 from pdlcheck.checks.trajectories.causes import Ways, causes_of_gradients
+from pdlcheck.checks.trajectories.clipped import missing_from_norm
 from pdlcheck.checks.trajectories.precision import Precision
 
 __all__ = ["Given", "diagnose_steps", "hidden_factor"]
@@ -143,11 +144,28 @@ def _of_gradients(steps: _Steps) -> Iterator[Candidate[_Steps]]:
         yield Candidate(text, holds=lambda steps: len(without) == len(steps.wrong), short="no gradient")
     if steps.ways.apart is None and not _differences(steps):
         ways = steps.ways
+        lacking = _missing_from_norm(steps)
+        if lacking is not None:
+            yield Candidate.when(lacking, True)
+            return
         gradients = _gradients(steps.found, steps.right, steps.wrong, ways.precision, ways.world_size, ways.what)
         if gradients is not None:
             for one in causes_of_gradients(gradients):
                 holds = one.holds is not None and one.holds(gradients)
                 yield Candidate(one.text, holds=lambda _, holds=holds: holds, short=one.short)  # type: ignore[misc]
+
+
+def _missing_from_norm(steps: _Steps) -> str | None:
+    """Return which gradients are missing from the norm that clips, if all of them are known."""
+    if not all(steps.found[name].is_torchs and steps.right[name].is_torchs for name in steps.wrong):
+        return None
+    found, right = (
+        {name: given[name].gradient for name in steps.wrong if given[name].gradient is not None}
+        for given in (steps.found, steps.right)
+    )
+    if found.keys() != right.keys() or any(found[name].shape != goal.shape for name, goal in right.items()):  # type: ignore[union-attr]
+        return None
+    return missing_from_norm(found, right, steps.ways.what)  # type: ignore[arg-type]
 
 
 def hidden_factor(found: Given, right: Given, precision: Precision, world_size: int, what: str) -> Diagnosis | None:
