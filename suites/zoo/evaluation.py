@@ -21,8 +21,8 @@ def validation_step(model, inputs, targets):
 
 def local_batches(*tensors, batch_size=4):
     """Return the batches of this rank, as a sampler without padding deals them."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    return zip(*(tensor[rank::world_size].split(batch_size) for tensor in tensors), strict=True)
+    own = [tensor[dist.get_rank() :: dist.get_world_size()] for tensor in tensors]
+    return zip(*(part.split(batch_size) if len(part) else () for part in own), strict=True)
 
 
 def regression():

@@ -45,6 +45,7 @@ def check_metric(
     *,
     world_sizes: Sequence[int] = (2, 3),
     reference: Callable[..., Any] | None = None,
+    min_samples: int = 1,
 ) -> None:
     """Check that the ranks' report on the samples that they share is the report of one process on all samples.
 
@@ -65,6 +66,7 @@ def check_metric(
         reference: called as ``reference(*samples)`` in one process. The default is ``evaluate`` in one process without
             a process group, or in a world of one rank if it needs a group. It does not detect that batches of unlike
             sizes count the same.
+        min_samples: the fewest samples that the program is made for. With 1, a rank may have none.
 
     Raises:
         AssertionError: a rank reports a wrong number. The message names the rank, the number and the likely cause.
@@ -123,10 +125,10 @@ def check_metric(
         for alone in _with_a_telling_tail(tried, world_sizes, how, repeated):
             for world_size in world_sizes:
                 _compare(alone, world_size)
-    _compare_few_samples(tried[0], world_sizes)
+    _compare_few_samples(tried[0], world_sizes, min_samples)
 
 
-def _compare_few_samples(alone: Alone, world_sizes: Sequence[int]) -> None:
+def _compare_few_samples(alone: Alone, world_sizes: Sequence[int], min_samples: int) -> None:
     """Compare the reports on one sample for each rank, and on one less, so that a rank has none.
 
     A program may refuse so few samples. The condition is then not met.
@@ -139,7 +141,7 @@ def _compare_few_samples(alone: Alone, world_sizes: Sequence[int]) -> None:
     }  # compared already
     few = [(words, size, size - (words is EMPTY)) for size in world_sizes for words in met]
     for words, world_size, samples in few:
-        if not 0 < samples < count - 1:
+        if not max(1, min_samples) <= samples < count - 1:
             continue
         part = Alone(alone.evaluate, alone.reference, tuple(t[:samples] for t in alone.samples), alone.world)
         try:
@@ -217,6 +219,7 @@ def _compare(alone: Alone, world_size: int, few: str | None = None) -> None:
                 ranks=", ".join(f"rank {other}: {_shown(values.get(place))}" for other, values in told),
                 one_rank=_told_of_one_rank(alone, place, held),
                 likely_cause=few or _why(alone, world_size, place, found, [values for _, values in told]),
+                do=None if few is None else f"pass min_samples={len(alone) + 1} if there are never so few samples",
                 case=facts,
             )
 

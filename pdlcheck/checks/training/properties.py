@@ -73,7 +73,9 @@ def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dty
         yield Property("ranks share the samples of each epoch", "check_epoch_loop", visits)
     if parts.samples is not None:
         reported = partial(check_metric, parts.report, parts.samples, world)
-        reports = [Case(f"world_sizes=({size},)", partial(reported, world_sizes=(size,))) for size in sizes]
+        reports = [
+            Case(f"world_sizes=({size},)", partial(reported, world_sizes=(size,), min_samples=size)) for size in sizes
+        ]
         yield Property("metrics are those of one process", "check_metric", reports)
 
 

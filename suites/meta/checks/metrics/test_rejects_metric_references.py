@@ -113,6 +113,14 @@ def test_a_fault_of_very_few_samples_is_seen(world, broken, world_size, cause, s
         check_metric(broken, [torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 9.0])], world, world_sizes=[world_size])
 
 
+def test_a_program_may_be_made_for_more_samples(world):
+    with pytest.raises(AssertionError, match=r"\n  do +pass min_samples=3 if there are never so few samples\n"):
+        check_metric(weighted, ERRORS, world, world_sizes=[3])
+    check_metric(weighted, ERRORS, world, world_sizes=[3], min_samples=3)
+    with pytest.raises(AssertionError, match="with one on each it is wrong"):
+        check_metric(squeezed, ERRORS, world, world_sizes=[3], min_samples=3)
+
+
 def leaves_early(errors):
     """Take no part in the sum on a rank without samples."""
     return mean(errors) if len(own(errors)) else None

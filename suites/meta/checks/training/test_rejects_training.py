@@ -175,7 +175,7 @@ def test_a_right_training_has_all_properties(world):
     report = RIGHT.check(world)
     assert report.count("right") == len(report.rows) == 7
     assert row(report, EQUALS).split()[-5:-1] == ["process", "check_same_trajectory", "right", "3"]
-    assert "    not seen: fewer samples than ranks" in str(report).splitlines()
+    assert "    not seen: a rank without samples" in str(report).splitlines()
 
 
 @pytest.mark.parametrize(("script", "names", "cause"), WRONG.values(), ids=WRONG)
