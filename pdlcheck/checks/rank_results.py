@@ -99,17 +99,20 @@ class Calls:
                 )
         return [held.given for held in everyone]
 
-    def returned(self, **keywords: Any) -> list[Tensor]:
+    def returned(self, *, unchanged: bool = True, **keywords: Any) -> list[Tensor]:
         """Return the tensor that every rank got back.
 
         Args:
+            unchanged: whether the subject must leave its argument as it was.
             **keywords: passed on to the subject.
 
         Raises:
             AssertionError: the subject changed its argument, or returned no tensor.
         """
         __tracebackhide__ = True
-        return [self._tensor(rank, got) for rank, got in enumerate(self._got(keywords))]
+        accepted = "pass in_place=None if callers use the returned tensor alone"
+        everyone = self._got(keywords, unchanged=unchanged, do=accepted)
+        return [self._tensor(rank, got) for rank, got in enumerate(everyone)]
 
     def gathered(self, **keywords: Any) -> list[Tensor | list[Tensor]]:
         """Return the tensor, or the list of tensors, that every rank got back.
@@ -126,17 +129,18 @@ class Calls:
             for rank, got in enumerate(self._got(keywords))
         ]
 
-    def _got(self, keywords: dict[str, Any]) -> list[Any]:
+    def _got(self, keywords: dict[str, Any], *, unchanged: bool = True, do: str | None = None) -> list[Any]:
         __tracebackhide__ = True
         everyone = self._run(keywords)
         for rank, (held, given) in enumerate(zip(everyone, self.inputs, strict=True)):
-            if not _equal(held.given, given):
+            if unchanged and not _equal(held.given, given):
                 at = first_index(differs(held.given, given))
                 raise failure(
                     f"{name_of(self.subject)}: rank {rank} holds {show(held.given[at])} at {at} "
                     f"of its argument, {show(given[at])} was there before the call",
                     Place(rank, "argument", at, held.given[at], given[at]),
                     likely_cause="it adds into its argument; clone the argument first",
+                    do=do,
                     case=self.facts,
                 )
         return [held.got for held in everyone]

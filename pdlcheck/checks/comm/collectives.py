@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
@@ -41,7 +41,7 @@ def check_all_reduce(
     *,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
-    in_place: bool = True,
+    in_place: bool | None = True,
 ) -> None:
     """Check that every rank holds the sum over all ranks, or the result of another reduce-op.
 
@@ -58,7 +58,8 @@ def check_all_reduce(
         op: SUM, AVG, MAX, MIN or PRODUCT: the operation that ``all_reduce`` computes. The check does not pass it on;
             bind it, as in ``functools.partial(dist.all_reduce, op=op)``.
         ranks: global ranks of a group; see the top of this module.
-        in_place: True if the result replaces the argument; False if it is returned and the argument stays unchanged.
+        in_place: True if the result replaces the argument; False if it is returned and the argument stays unchanged;
+            None if it is returned and the argument may be overwritten.
 
     Raises:
         AssertionError: a rank holds a wrong result. The message names rank, index, contributions and the likely cause.
@@ -73,7 +74,7 @@ def check_all_reduce(
     reduction = reduction_of("check_all_reduce", op, inputs)
     expected, rounding = reduction.of(inputs), reduction.allowed(inputs)
     what = f"the {reduction.noun} over ranks is"
-    for rank, found in enumerate(calls.overwritten() if in_place else calls.returned()):
+    for rank, found in enumerate(calls.overwritten() if in_place else calls.returned(unchanged=in_place is False)):
         usual = causes.of_reduction(reduction, inputs, rank)
         rare = causes.of_reduction_rarely(reduction, inputs)
         rings = short_rings(reduction, inputs, rank, found)
@@ -147,6 +148,7 @@ def check_reduce_scatter(
     *,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ranks: Sequence[int] | None = None,
+    in_place: Literal[False] | None = False,
 ) -> None:
     """Check that rank r gets part r of ``sum.tensor_split(world_size)``, and that its argument stays unchanged.
 
@@ -156,12 +158,13 @@ def check_reduce_scatter(
         world: where the ranks run.
         op: the operation that ``reduce_scatter`` computes, as in :func:`check_all_reduce`.
         ranks: global ranks of a group, as in :func:`check_all_reduce`.
+        in_place: None if the argument may be overwritten, as by partial sums. The result is returned in any case.
     """
     __tracebackhide__ = True
     calls = Calls(reduce_scatter, inputs, world, ranks)
     reduction = reduction_of("check_reduce_scatter", op, inputs)
     parts = reduction.of(inputs).tensor_split(len(inputs))
-    for rank, found in enumerate(calls.returned()):
+    for rank, found in enumerate(calls.returned(unchanged=in_place is False)):
         own = [x.tensor_split(len(inputs))[rank] for x in inputs]
         others = (
             (f"it is part {other} of the {reduction.noun}: the wrong part", part)

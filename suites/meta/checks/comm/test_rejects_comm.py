@@ -192,6 +192,29 @@ def test_check_all_reduce_tells_functions_in_place_from_those_that_return(world)
         check_all_reduce(lambda tensor: None, INPUTS, world, in_place=False)
 
 
+def summed_if_contiguous(tensor, group=None):
+    """Sum in place, or in the copy of a view: a function of which only the returned value is the result."""
+    flat = tensor.contiguous()
+    dist.all_reduce(flat, group=group)
+    return flat
+
+
+def scattered_in_place(tensor, group=None):
+    return summed(tensor, group).tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
+
+
+def test_a_result_that_is_returned_may_overwrite_the_argument_or_not(world):
+    for inputs in (INPUTS, [torch.stack([one, one], 1)[:, 0] for one in INPUTS]):
+        check_all_reduce(summed_if_contiguous, inputs, world, in_place=None)
+        with pytest.raises(AssertionError, match=r"rank 0 holds 11 at .*, the sum over ranks is 36"):
+            check_all_reduce(lambda tensor: tensor.clone(), inputs, world, in_place=None)
+    with pytest.raises(AssertionError, match=r"adds into its argument.*\n  do +pass in_place=None if callers use"):
+        check_all_reduce(summed_if_contiguous, INPUTS, world, in_place=False)
+    check_reduce_scatter(scattered_in_place, INPUTS, world, in_place=None)
+    with pytest.raises(AssertionError, match=r"rank 0 holds 36 at \(0,\) of its argument"):
+        check_reduce_scatter(scattered_in_place, INPUTS, world)
+
+
 def test_check_all_reduce_agrees_rejects_sums_that_differ_in_the_last_bit(world):
     inputs = [torch.tensor([x]) for x in (1e8, 3.0, 3.0, -1e8)]
     check_all_reduce_agrees(summed, inputs, world)
