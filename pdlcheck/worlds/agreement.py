@@ -27,6 +27,8 @@ def check_same_on_worlds(
 
     The usual cause of a difference is that simulated ranks share the module globals of user code. The check then
     repeats the run with separate globals for each rank, and the message names the globals that cause the difference.
+    Another cause is the order of sets: simulated ranks share it, and processes do not. The check then repeats the run
+    on processes with one hash seed.
 
     Args:
         fn: called as ``fn(*args, **kwargs)`` on every rank.
@@ -41,7 +43,7 @@ def check_same_on_worlds(
 
     Raises:
         AssertionError: a rank has another result, or only one of the worlds raises. The message names the globals that
-            are the cause.
+            are the cause, or the loop over a set.
         Exception: the exception of the simulated run, if both worlds raise.
 
     Example:
@@ -92,6 +94,7 @@ def _compare(
     )
     from pdlcheck.worlds.simulated.module_globals.import_time_reads import early_reads
     from pdlcheck.worlds.simulated.module_globals.run import UserState
+    from pdlcheck.worlds.simulated.observers.set_order import take_found
 
     def run(world: World) -> list[Any] | Exception:
         try:
@@ -103,7 +106,9 @@ def _compare(
 
     start = UserState(fn)
     on_real = run(real)  # first, because a simulated run changes the objects that a function sent by value refers to
+    take_found()
     on_sim = run(simulated)
+    loops = take_found()
     if isinstance(on_sim, Exception) and isinstance(on_real, Exception):
         raise on_sim
     if _alike(on_sim, on_real) and isinstance(on_sim, list):
@@ -127,6 +132,9 @@ def _compare(
     details = [("likely cause", _CAUSES[finding.cause].format(real=real.name, shared=finding.shared))]
     if finding.cause == "other" and (reads := early_reads()):
         details = [("likely cause", _READ_EARLY), *(("", str(one)) for one in reads)]
+    elif finding.cause == "other" and _is_of_hashes(run, on_sim, on_real, real):
+        details = [("likely cause", _HASHES.format(real=real.name)), *(("", one) for one in loops)]
+        details.append(("cure", "loop over sorted(...) or a list, not over a set; use hashlib, not hash()"))
     details += [("shared" if number == 0 else "", line) for number, line in enumerate(told(finding))]
     if finding.blamed and not finding.alone:
         details.append(("", "it takes them together"))
@@ -153,6 +161,24 @@ _READ_EARLY = (
     "read when a module is imported, where simulated ranks have no rank yet, and each process has its own: "
     "read it in a function"
 )
+_HASHES = (
+    "the order of a set, or another result of hashes: simulated ranks share them, and each process has its own; with "
+    "one hash seed for all ranks {real} ends as sim does"
+)
+
+
+def _is_of_hashes(run: Callable[[World], list[Any] | Exception], on_sim: Any, on_real: Any, real: World) -> bool:
+    """Return whether new processes end as simulated ranks do if, and only if, all of them have one hash seed."""
+    for one_hash_seed, expected in ((False, on_real), (True, on_sim)):
+        anew = real.anew(one_hash_seed=one_hash_seed) if hasattr(real, "anew") else None
+        if anew is None:
+            return False
+        try:
+            if not _alike(run(anew), expected):
+                return False
+        finally:
+            anew.close()
+    return True
 
 
 def _alike(one: Any, other: Any) -> bool:

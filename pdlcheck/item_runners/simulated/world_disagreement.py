@@ -148,6 +148,7 @@ class Differing:
         from pdlcheck.item_runners.simulated.frameworks import modules_of_framework
         from pdlcheck.worlds.simulated.module_globals.cause import Finding, find_cause, find_modules
         from pdlcheck.worlds.simulated.module_globals.mutable_state import user_modules
+        from pdlcheck.worlds.simulated.observers.set_order import take_found
 
         failed = on_real.failure is not None
         how = f"passes on sim, fails on {world}" if failed else f"fails on sim, passes on {world}"
@@ -164,6 +165,7 @@ class Differing:
 
         finding = Finding("unknown", like=self._refused or f"{_AT_MOST} tests before it ran again, and no more do")
         fixtures: list[str] = []
+        take_found()
         try:
             if once_more and self.start is not None:
                 with _undisturbed(self.config):
@@ -179,7 +181,7 @@ class Differing:
             finding = Finding("unknown", like=f"{type(error).__name__}: {error}")
         report = on_real.failure or on_sim.failure
         assert report is not None
-        words = [f"{how}{fixtures[0]}", *fixtures[1:]] if fixtures else _words(finding, how, failed)
+        words = [f"{how}{fixtures[0]}", *fixtures[1:]] if fixtures else _words(finding, how, failed, take_found())
         report.sections.append((SECTION, "\n".join(words)))
 
     def _try_fixtures(self, item: pytest.Item, on_real: _Verdict) -> list[str]:
@@ -246,7 +248,7 @@ def _says_why(on_sim: pytest.TestReport) -> bool:
     return any(words in on_sim.longreprtext for words in (ARE_THREADS, SHARE_ATTRIBUTE))
 
 
-def _words(finding: Finding, how: str, failed: bool) -> list[str]:
+def _words(finding: Finding, how: str, failed: bool, loops: Sequence[str]) -> list[str]:
     from pdlcheck.worlds.simulated.module_globals.cause import told
 
     match finding.cause:
@@ -276,6 +278,12 @@ def _words(finding: Finding, how: str, failed: bool) -> list[str]:
             "simulated ranks share as the controller made it, where no rank is set; each process makes its own:",
             *(f"  {one}" for one in reads),
             "Read in a function, they are each rank's own in every world.",
+        ]
+    if loops and failed:
+        return [
+            how + _NO_GLOBALS.format(""),
+            "Simulated ranks share the order of a set; each process has its own. Loop over sorted(...) or a list:",
+            *(f"  {one}" for one in loops),
         ]
     imported = "What an import draws from torch, numpy or random, unseeded, is one on sim; each process draws its own."
     return [

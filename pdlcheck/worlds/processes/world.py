@@ -191,6 +191,29 @@ class ProcessWorld:
         with self.open(world_size) as ranks:
             return ranks.pids
 
+    def anew(self, *, one_hash_seed: bool = False) -> ProcessWorld | None:
+        """Return a world like this one with new processes, which have one hash seed if this is requested.
+
+        Return None if the ranks of this world have one hash seed anyway, or are not forked on this machine.
+        """
+        if self._placement is not None or not self._backend.forks_templates:
+            return None
+        server = forkserver.retain(self)
+        if len(server.pids) == 1:
+            return None
+        return ProcessWorld(
+            self._backend.name,
+            device=self.device,
+            cuda_as_cpu=self.cuda_as_cpu,
+            threads_per_rank=self._threads,
+            timeout_s=self.timeout_s,
+            watch=self._watch,
+            take_turns=self._take_turns,
+            seed=self.seed,
+            placement=LocalPlacement(server, one_hash_seed=one_hash_seed),
+            comm_wrappers=self._comm_wrappers,
+        )
+
     def close(self) -> None:
         """End all processes of this world. The world may be used again; it then starts new processes.
 

@@ -170,6 +170,27 @@ def test_alike_on_all_ranks(imported):
     }
 
 
+@pytest.mark.filterwarnings("ignore::pdlcheck.errors.SetOrderWarning")
+def test_a_loop_over_a_set_is_named(run_on_both):
+    loop = """
+@pytest.mark.world_size(2)
+def test_it(rank):
+    sums = {}
+    for name in NAMES:
+        sums[name] = torch.tensor(len(name))
+        dist.all_reduce(sums[name])
+    assert sums == {name: 2 * len(name) for name in NAMES}
+"""
+    names = "{'a', 'bb', 'ccc', 'dddd', 'eeeee', 'ffffff', 'ggggggg'}"
+    _, sections = run_on_both(f"NAMES = {names}\n{loop}")
+    assert sections["test_it[gloo-2]"].splitlines()[1:] == [
+        "Simulated ranks share the order of a set; each process has its own. Loop over sorted(...) or a list:",
+        "  ranks post all_reduce in the order of a set: `for name in NAMES` at test_a_loop_over_a_set_is_named.py:7",
+    ]
+    _, sections = run_on_both(f"NAMES = sorted({names})\n{loop}")
+    assert sections == {}
+
+
 def test_what_an_earlier_test_left_is_told(run_on_both):
     result, sections = run_on_both(
         """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from pdlcheck.errors import CollectiveMismatch
-from pdlcheck.worlds import get_world
+from pdlcheck.worlds import check_same_on_worlds, get_world
 from pdlcheck.worlds.processes.controller.hash_seeds import hash_seed, hash_seeds
 
 NAMES = {f"layer {number}" for number in range(12)}
@@ -58,6 +59,34 @@ def test_collectives_in_the_order_of_a_set_do_not_meet(gloo):
     with pytest.raises(CollectiveMismatch):
         gloo.run(in_the_order_of_a_set, world_size=2)
     gloo.run(in_an_order_of_its_own, world_size=2)
+
+
+def reduced_in_the_order_of_a_list_of_a_set():
+    reduced, order = {}, list(NAMES)
+    for name in order:
+        reduced[name] = torch.tensor(int(name.split()[1]))
+        dist.all_reduce(reduced[name])
+    return sorted((name, value.item()) for name, value in reduced.items())
+
+
+def in_the_main_thread():
+    reduce_each(sorted(NAMES))
+    return threading.current_thread() is threading.main_thread()
+
+
+def test_worlds_that_differ_by_an_order_of_hashes_say_so(gloo):
+    with pytest.raises(AssertionError) as caught:
+        check_same_on_worlds(reduced_in_the_order_of_a_list_of_a_set, world_size=2, worlds=(get_world("sim"), gloo))
+    assert (
+        "likely cause  the order of a set, or another result of hashes: simulated ranks share them, and each process "
+        "has its own; with one hash seed for all ranks gloo ends as sim does"
+    ) in str(caught.value)
+
+
+def test_worlds_that_differ_otherwise_do_not_say_so(gloo):
+    with pytest.raises(AssertionError, match="not module globals") as caught:
+        check_same_on_worlds(in_the_main_thread, world_size=2, worlds=(get_world("sim"), gloo))
+    assert "hash" not in str(caught.value)
 
 
 SOURCE = """

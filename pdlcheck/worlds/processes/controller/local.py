@@ -21,14 +21,20 @@ __all__ = ["LocalPlacement", "LocalProcess", "fork"]
 
 
 class LocalPlacement:
-    """A ``Placement`` that forks every rank from the server or its twin."""
+    """A ``Placement`` that forks every rank from the server or its twin.
+
+    Args:
+        server: the server.
+        one_hash_seed: fork all ranks from the server itself, so that they hash alike.
+    """
 
     host = "127.0.0.1"
     hosts_store = False
     shares_memory = True
 
-    def __init__(self, server: ForkServer) -> None:
+    def __init__(self, server: ForkServer, *, one_hash_seed: bool = False) -> None:
         self._server = server
+        self._one_hash_seed = one_hash_seed
         self.environment: Mapping[str, str] = server.environment
 
     def check(self, world_size: int) -> None:
@@ -40,7 +46,7 @@ class LocalPlacement:
 
     def place(self, rank: int, world_size: int, fds: Sequence[int]) -> LocalProcess:
         """Fork a rank."""
-        return fork(self._server.of_rank(rank), fds)
+        return fork(self._server if self._one_hash_seed else self._server.of_rank(rank), fds)
 
     def place_template(self, rank: int) -> LocalProcess:
         """Start a process that becomes a template; see ``template.py``."""

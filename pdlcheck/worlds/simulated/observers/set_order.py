@@ -24,7 +24,7 @@ from pdlcheck.worlds.observe.callsite import KIND_OF_FILE, short
 from pdlcheck.worlds.simulated.engine.observer import Observer
 from pdlcheck.worlds.simulated.schedules.access import Post
 
-__all__ = ["SetOrder"]
+__all__ = ["SetOrder", "take_found"]
 
 _FRAMES = 6  # the number of innermost user frames that are examined
 _LOOKS = 16  # times that each call of a rank is examined in one run; more take longer and hardly find more
@@ -36,6 +36,14 @@ _OPERATORS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)
 _STABLE = (bool, complex, float, int)  # their hashes are the same in every process
 _SETS = (set, frozenset)
 _told: set[str] = set()
+_found: dict[str, str] = {}  # of the runs since `take_found`: a sentence for each loop, by its line
+
+
+def take_found() -> list[str]:
+    """Return a sentence for each loop that was found since the last call, whether or not a warning reported it."""
+    found = list(_found.values())
+    _found.clear()
+    return found
 
 
 class _Loop(NamedTuple):
@@ -85,13 +93,17 @@ class SetOrder(Observer):
         return SetOrderWarning(line) if line else None
 
     def _tell(self, signature: Signature, where: str, loop: _Loop) -> None:
+        what = (
+            f"ranks post {signature.op} in the order of a set: `for {', '.join(loop.names)} in "
+            f"{ast.unparse(loop.iterable)}` at {where}"
+        )
+        _found[where] = what
         if where in _told:
             return
         _told.add(where)
         self._line = (
-            f"ranks post {signature.op} in the order of a set: `for {', '.join(loop.names)} in "
-            f"{ast.unparse(loop.iterable)}` at {where}. Simulated ranks share one order; on processes and on a cluster "
-            "each rank has its own, as each process hashes strings in another way. Loop over sorted(...) or a list"
+            f"{what}. Simulated ranks share one order; on processes and on a cluster each rank has its own, as each "
+            "process hashes strings in another way. Loop over sorted(...) or a list"
         )
 
     def _loop_over_a_set(self, rank: int, frame: FrameType, loops: tuple[_Loop, ...]) -> _Loop | None:
