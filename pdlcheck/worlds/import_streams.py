@@ -171,16 +171,18 @@ class ImportStreams:
             _drawn[file] = tuple(drawn)
 
 
-def seeded_so_far(python: Any) -> list[str]:
+def seeded_so_far(python: Any, plugin_seed: int | None = None) -> list[str]:
     """Return the names of the streams that the user's code has seeded in this process.
 
     Args:
         python: the state of ``random`` at the start of the process.
+        plugin_seed: the seed with which a plugin has seeded ``random`` and ``numpy.random`` since; None if none has.
     """
     found = []
-    if not _is_later(python[1], random.getstate()[1]):
+    begins = [python[1]] if plugin_seed is None else [random.Random(plugin_seed).getstate()[1], python[1]]
+    if not any(_is_later(begin, random.getstate()[1]) for begin in begins):
         found.append("random")
-    if "numpy.random" in sys.modules and _numpys_place() != _NUMPY_BEGINS:
+    if "numpy.random" in sys.modules and not _is_numpys_own(sys.modules["numpy.random"], plugin_seed):
         found.append("numpy.random")  # a draw without a seed looks the same
     torch = sys.modules.get("torch")
     if torch is not None and torch.initial_seed() < _DRAWN_BY_THE_SYSTEM:
@@ -188,8 +190,13 @@ def seeded_so_far(python: Any) -> list[str]:
     return found
 
 
-def _numpys_place() -> int:
-    return int(sys.modules["numpy.random"].get_state()[2])
+def _is_numpys_own(numpy_random: Any, plugin_seed: int | None) -> bool:
+    """Return whether the stream is as the system or the plugin has seeded it."""
+    _, key, place, *_ = numpy_random.get_state()
+    if place == _NUMPY_BEGINS or plugin_seed is None:
+        return bool(place == _NUMPY_BEGINS)
+    _, begin, at, *_ = numpy_random.RandomState(plugin_seed % 2**32).get_state()
+    return _is_later((*begin.tolist(), at), (*key.tolist(), place))
 
 
 def _streams() -> list[_Stream]:

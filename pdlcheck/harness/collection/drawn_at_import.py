@@ -51,7 +51,10 @@ def streams_of(collector: pytest.Collector) -> Iterator[None]:
                 import_module(module)  # its random stream must exist before the file draws from it
             except Exception:  # for example a broken library; the file's own import raises it again
                 continue
-    streams = ImportStreams(CONTROLLER, collector.config.getoption("--pdl-seed"), seeded_so_far(_began))
+    options = collector.config.option
+    of_randomly = getattr(options, "randomly_seed", None)  # pytest-randomly has seeded streams when the session began
+    seeded = seeded_so_far(_began, of_randomly if isinstance(of_randomly, int) else None)
+    streams = ImportStreams(CONTROLLER, options.pdl_seed, seeded)
     with streams.of(str(collector.path), keeps=True):
         yield
 

@@ -155,10 +155,36 @@ def test_a_failure_on_processes_says_that_values_differ_and_how_to_have_them_aga
 
 
 def test_ids_that_each_process_draws_for_itself(run):
-    source = "@W\n@pytest.mark.parametrize('x', [random.random()])\ndef test_it(rank, x): pass\n"
+    source = "".join(
+        f"@W\n@pytest.mark.parametrize('x', [random.random()])\ndef test_{name}(rank, x): pass\n" for name in "ab"
+    )
     result = run(source)
+    result.assert_outcomes(errors=2)
+    words = ", but test_inner.py::test_{}*; the file draws from random when it is imported, *seed first, or give ids*"
+    result.stdout.fnmatch_lines([f"*{words.format('a')}", f"*{words.format('b')}"])
+
+
+def test_ids_that_each_process_makes_of_something_else(run):
+    source = "import uuid\n@W\n@pytest.mark.parametrize('x', [str(uuid.uuid4())]{})\ndef test_it(rank, x): pass\n"
+    result = run(source.format(""))
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*the file draws from random when it is imported, *seed first, or give ids*"])
+    result.stdout.fnmatch_lines(
+        [
+            "E   LookupError: * found no test_inner.py::test_it[[]gloo-2-*], but test_inner.py::test_it[[]gloo-2-*]; test "
+            "names and ids must be the same in every process, and times, uuids, * are not: give ids to the parameters"
+        ]
+    )
+    assert "draws from" not in result.stdout.str()
+    run(source.format(", ids=['x']")).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("draws", ["random.random()", "numpy.random.rand()"])
+def test_what_pytest_randomly_has_seeded_the_user_has_not(run, monkeypatch, draws):
+    monkeypatch.delenv("PYTEST_ADDOPTS")  # it disables this plugin for the other tests
+    options = (*SHOWN, "--randomly-seed=3")
+    run(f"{draws}\n@W\ndef test_it(): pass\n", *options, world="sim").assert_outcomes(passed=1, warnings=1)
+    seeded = f"random.seed(4), numpy.random.seed(4)\n{draws}\n@W\ndef test_it(): pass\n"
+    run(seeded, *options, world="sim").assert_outcomes(passed=1)
 
 
 def test_a_module_that_a_rank_imports_itself_draws_from_the_ranks_own_stream(run):

@@ -126,6 +126,7 @@ class _RankSession:
             config.hook.pytest_sessionstart(session=self.session)
         self.explains = config.pluginmanager.hasplugin("assertion")
         self.items: dict[str, pytest.Function] = {}
+        self.drawn: dict[str, tuple[str, ...]] = {}  # the streams from which each file drew when it was imported
         self.around = ExitStack()  # is open from an item's set-up to its teardown
 
     def item(self, path: str, nodeid: str) -> pytest.Function:
@@ -143,12 +144,18 @@ class _RankSession:
                 for item in self.hooks.collected:
                     if isinstance(item, pytest.Function):
                         self.items[item.nodeid] = item
+            self.drawn.setdefault(path, drawn_by(path))  # a second collection imports nothing
             self.settings.hold()
         if nodeid not in self.items:
             if self.hooks.skipped and not self.hooks.not_collected:  # the file was skipped on this rank
                 raise pytest.skip.Exception("; ".join(self.hooks.skipped))
-            raise _not_found(path, nodeid, self.hooks.not_collected)
+            raise _not_found(path, nodeid, self.hooks.not_collected, self.drawn[path], self._instead(nodeid))
         return self.items[nodeid]
+
+    def _instead(self, nodeid: str) -> str:
+        """Return the first item of the same function that was collected; empty if there is none."""
+        function = nodeid.partition("[")[0]
+        return next((one for one in self.items if one.partition("[")[0] == function), "")
 
     @contextmanager
     def warnings_of(self, item: pytest.Item) -> Iterator[None]:
@@ -172,16 +179,29 @@ class _RankSession:
             self._log.once = False
 
 
-def _not_found(path: str, nodeid: str, not_collected: Sequence[str]) -> LookupError:
-    """Return the error of an item that the rank did not find; it shows no frames, because none are the user's."""
-    what = f"a rank collected {path} and found no {nodeid}"
-    if not not_collected and (drawn := drawn_by(path)):
+def _not_found(
+    path: str, nodeid: str, not_collected: Sequence[str], drawn: Sequence[str], instead: str
+) -> LookupError:
+    """Return the error of an item that the rank did not find; it shows no frames, because none are the user's.
+
+    Args:
+        path: the file.
+        nodeid: the item.
+        not_collected: the reports of what could not be collected.
+        drawn: the streams from which the file drew numbers when it was imported.
+        instead: an item of the same function that the rank found; empty if there is none.
+    """
+    what = f"a rank collected {path} and found no {nodeid}{f', but {instead}' if instead else ''}"
+    if not not_collected and drawn:
         what += (
             f"; the file draws from {' and '.join(drawn)} when it is imported, which each process does for itself: "
             "seed first, or give ids to the parameters"
         )
     elif not not_collected:
-        what += "; do test ids differ from run to run?"
+        what += (
+            "; test names and ids must be the same in every process, and times, uuids, addresses and orders of sets "
+            "are not: give ids to the parameters"
+        )
     said = [line for text in not_collected for line in text.splitlines() if line.startswith("E ")]
     message = said[-1].removeprefix("E").strip() if said else what
     note("failure", text_as_sent("\n".join([*not_collected, f"E   LookupError: {what}"]), message))
