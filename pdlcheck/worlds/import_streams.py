@@ -20,7 +20,16 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Protocol
 
-__all__ = ["CONTROLLER", "ImportStreams", "cure_of", "drawn_by", "seeded_so_far", "words_of"]
+__all__ = [
+    "CONTROLLER",
+    "ImportStreams",
+    "cure_of",
+    "drawn_by",
+    "first_imports",
+    "seeded_so_far",
+    "streams_kept",
+    "words_of",
+]
 
 CONTROLLER = -1  # the process that is not a rank
 _STATE_WORDS = 624  # words in a state of the Mersenne twister
@@ -29,11 +38,17 @@ _DRAWN_BY_THE_SYSTEM = 2**40  # torch's own seed is at least that, except once i
 _NUMPY_BEGINS = 623  # the position in a state that the system has seeded; a user's seed sets it to 624
 
 _drawn: dict[str, tuple[str, ...]] = {}
+_first_imports: dict[str, list[str]] = {}  # by module: the files that drew, and were the first to import it
 
 
 def drawn_by(file: str) -> tuple[str, ...]:
     """Return the names of the streams that a file drew from, unseeded, when it was imported in this process."""
     return _drawn.get(file, ())
+
+
+def first_imports(module: str) -> Sequence[str]:
+    """Return the files that drew numbers, unseeded, while they were the first to import this module."""
+    return _first_imports.get(module, ())
 
 
 def words_of(file: str, drawn: Sequence[str]) -> str:
@@ -136,13 +151,15 @@ class ImportStreams:
         self._kept: dict[str, Any] = {}  # the states of streams that the user's code has seeded during an import
 
     @contextmanager
-    def of(self, file: str, *, keeps: bool = False) -> Iterator[None]:
+    def of(self, file: str, *, keeps: bool = False, noted: bool = True) -> Iterator[None]:
         """Make modules draw from the streams of ``file`` while the block runs; afterwards restore the current streams.
 
         Args:
             file: the imported file; modules that it imports first draw from the same streams.
             keeps: whether a stream that is seeded in the block keeps the state in which the block leaves it.
+            noted: whether :func:`drawn_by` returns what the block draws.
         """
+        imported = set(sys.modules)
         before = {stream.name: stream.state() for stream in _streams() if stream.name not in self._not_touched}
         began = {}
         for stream in _streams():
@@ -168,7 +185,21 @@ class ImportStreams:
                     self._kept[stream.name] = after
                 if not (is_seeded and keeps):
                     stream.put(before[stream.name])
-            _drawn[file] = tuple(drawn)
+            if noted:
+                _drawn[file] = tuple(drawn)
+            for name in set(sys.modules) - imported if noted and drawn else ():
+                _first_imports.setdefault(name, []).append(file)
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Restore all streams after the block."""
+    before = [(stream, stream.state()) for stream in _streams()]
+    try:
+        yield
+    finally:
+        for stream, state in before:
+            stream.put(state)
 
 
 def seeded_so_far(python: Any, plugin_seed: int | None = None) -> list[str]:

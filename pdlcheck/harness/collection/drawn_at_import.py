@@ -78,7 +78,7 @@ def warn_of_shared_values(item: pytest.Item, world_size: int) -> None:
             UnseededImportWarning(
                 f"{words_of(item.path.name, drawn)}. Simulated ranks share what was drawn; on processes and on a "
                 f"cluster each rank draws other numbers. Seed it first ({cure_of(drawn)}), draw in the test or in a "
-                "fixture, or broadcast the values and ignore this warning"
+                "fixture, name the module in pdlcheck_own_globals, or broadcast the values and ignore this warning"
             ),
             UnseededImportWarning,
             str(item.path),

@@ -116,9 +116,12 @@ def with_faults(world: World, faults: Sequence[Any]) -> Iterator[None]:
 def ranked_item(item: pytest.Function, case: Case, world: World) -> RankedItem:
     """Return the ranks' side of an item."""
     from pdlcheck.item_runners.simulated.items import SimulatedItem
+    from pdlcheck.worlds.simulated.module_globals.own_draws import modules_that_draw
 
-    warn_of_shared_values(item, case.world_size)
-    return SimulatedItem(item, case, _simulated(world))
+    simulated = _simulated(world)
+    if not modules_that_draw(simulated.own_globals, str(item.path)):  # of these each rank draws its own
+        warn_of_shared_values(item, case.world_size)
+    return SimulatedItem(item, case, simulated)
 
 
 def finish(config: pytest.Config, world: World, exitstatus: int) -> None:

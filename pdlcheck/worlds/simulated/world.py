@@ -268,7 +268,7 @@ class SimulatedRanks:
     def _own_globals_anew(self) -> None:
         """Give the ranks new globals of their own, as new processes have them after a failure."""
         if self._own_modules is not None:
-            self._own_modules.open(rank.state for rank in self._cluster.scheduler.ranks)
+            self._own_modules.open((rank.state for rank in self._cluster.scheduler.ranks), self._world.seed)
 
     def _new_devices(self) -> list[RankDevices | None]:
         """Return the devices of each rank; None for a rank whose CUDA code is not run on the CPU."""
@@ -296,7 +296,7 @@ class SimulatedRanks:
         __tracebackhide__ = True
         check_function(fn)
         fn = IN_RANKS.stand_in(fn)  # the caller may have read a function such as time.sleep before it was patched
-        if self.world_size > 1 and (warning := import_time_draws.warning_of(fn)) is not None:
+        if self.world_size > 1 and (warning := import_time_draws.warning_of(fn, self._world.own_globals)) is not None:
             advise(warning, stacklevel=3)
 
         def body() -> Any:

@@ -170,8 +170,8 @@ def test_ids_that_each_process_makes_of_something_else(run):
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         [
-            "E   LookupError: * found no test_inner.py::test_it[[]gloo-2-*], but test_inner.py::test_it[[]gloo-2-*]; test "
-            "names and ids must be the same in every process, and times, uuids, * are not: give ids to the parameters"
+            "E   LookupError: * found no test_inner.py::test_it[[]gloo-2-*], but test_inner.py::test_it[[]gloo-2-*]; "
+            "test names and ids must be the same in every process, and times, * are not: give ids to the parameters"
         ]
     )
     assert "draws from" not in result.stdout.str()
@@ -185,6 +185,55 @@ def test_what_pytest_randomly_has_seeded_the_user_has_not(run, monkeypatch, draw
     run(f"{draws}\n@W\ndef test_it(): pass\n", *options, world="sim").assert_outcomes(passed=1, warnings=1)
     seeded = f"random.seed(4), numpy.random.seed(4)\n{draws}\n@W\ndef test_it(): pass\n"
     run(seeded, *options, world="sim").assert_outcomes(passed=1)
+
+
+OWN = """
+import helper
+from helper import NET, OPTIMIZER
+CONSTANT = 3
+X = torch.rand(3)
+Y = [random.random(), {"a": numpy.random.rand()}, (1, random.random())]
+SEEDED = torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+def differ(value):
+    values = [None, None]
+    dist.all_gather_object(values, value)
+    return values[0] != values[1]
+
+@W
+@pytest.mark.parametrize("again", [False, True])
+def test_it(rank, again):
+    assert all(own is held for own, held in zip(NET.parameters(), OPTIMIZER.param_groups[0]["params"], strict=True))
+    assert helper.NET is NET and not differ((CONSTANT, SEEDED.tolist(), NET.training))
+    drawn = [X.tolist(), *Y, NET.weight.tolist(), NET.bias.tolist()]
+    with open(os.environ["WRITTEN"], "a") as file:
+        file.write(f"{drawn[1:4]}\\n")
+    assert [differ(value) for value in drawn] == [True] * 6
+    with torch.no_grad():
+        NET.weight.zero_()
+"""
+HELPER = "import torch\nNET = torch.nn.Linear(2, 1)\nOPTIMIZER = torch.optim.SGD(NET.parameters(), lr=0.1)\n"
+
+
+def test_simulated_ranks_draw_for_themselves_in_modules_of_their_own(run, pytester, monkeypatch):
+    written = pytester.path / "written"
+    monkeypatch.setenv("WRITTEN", str(written))
+    own = ("-o", "pdlcheck_own_globals=test_inner helper")
+    run(OWN, *own, "-W", "error", world="sim", helper=HELPER).assert_outcomes(passed=2)
+    simulated = sorted(set(written.read_text().splitlines()))
+    assert len(simulated) == 2
+    written.unlink()
+    run(OWN, "-k", "False", helper=HELPER).assert_outcomes(passed=1, deselected=1)
+    assert sorted(written.read_text().splitlines()) == simulated, "processes draw the same"
+    run(OWN, *SHOWN, world="sim", helper=HELPER).assert_outcomes(failed=2, warnings=1)
+
+
+def test_a_module_that_cannot_run_again_is_shared_with_a_warning(run):
+    helper = "import torch\nopen('ran', 'x').close()\nX = torch.rand(1)\n"
+    source = "import helper\n@W\ndef test_it(rank): dist.barrier()\n"
+    result = run(source, *SHOWN, "-o", "pdlcheck_own_globals=helper", world="sim", helper=helper)
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*simulated ranks share what helper draws at import, because its code fails *"])
 
 
 def test_a_module_that_a_rank_imports_itself_draws_from_the_ranks_own_stream(run):

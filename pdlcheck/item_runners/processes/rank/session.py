@@ -179,9 +179,7 @@ class _RankSession:
             self._log.once = False
 
 
-def _not_found(
-    path: str, nodeid: str, not_collected: Sequence[str], drawn: Sequence[str], instead: str
-) -> LookupError:
+def _not_found(path: str, nodeid: str, not_collected: Sequence[str], drawn: Sequence[str], instead: str) -> LookupError:
     """Return the error of an item that the rank did not find; it shows no frames, because none are the user's.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from pdlcheck.errors import UnseededImportWarning
 from pdlcheck.worlds.import_streams import cure_of, drawn_by, words_of
+from pdlcheck.worlds.simulated.module_globals.own_draws import modules_that_draw
 
 __all__ = ["warning_of"]
 
@@ -23,10 +24,14 @@ _OF_NUMBERS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, np.ndarray)
 _told: set[tuple[str, tuple[str, ...]]] = set()
 
 
-def warning_of(fn: Callable[..., Any]) -> UnseededImportWarning | None:
+def warning_of(fn: Callable[..., Any], own_globals: Sequence[str] = ()) -> UnseededImportWarning | None:
     """Return the warning that is due before simulated ranks call ``fn``; None if there is none.
 
     There is one warning for each file and its globals.
+
+    Args:
+        fn: the function.
+        own_globals: modules of which each rank draws the numbers for itself.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -34,7 +39,7 @@ def warning_of(fn: Callable[..., Any]) -> UnseededImportWarning | None:
     if not isinstance(function, FunctionType):
         return None
     file = str(function.__globals__.get("__file__"))
-    if not (drawn := drawn_by(file)):
+    if not (drawn := drawn_by(file)) or modules_that_draw(own_globals, file):
         return None
     names = tuple(sorted(_used(function, {function})))
     if not names or (file, names) in _told:

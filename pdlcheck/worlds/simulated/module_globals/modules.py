@@ -27,6 +27,7 @@ from pdlcheck.worlds.simulated.module_globals.mutable_state import (
     own_leaves,
     user_modules,
 )
+from pdlcheck.worlds.simulated.module_globals.own_draws import OwnDraws, modules_that_draw
 from pdlcheck.worlds.simulated.scheduling.rank_state import RankState
 
 __all__ = ["KNOWN", "RankLocalModules", "known_own_globals"]
@@ -82,15 +83,21 @@ class RankLocalModules:
             _import(name)
         self.names = names
         self._pieces = _Pieces([])
+        self._draws = OwnDraws({})
         self._imported = 0
 
-    def open(self, ranks: Iterable[RankState]) -> None:
-        """Give these ranks globals of their own, and discard those that they had before."""
+    def open(self, ranks: Iterable[RankState], seed: int = 0) -> None:
+        """Give these ranks globals of their own, and discard those that they had before.
+
+        Args:
+            ranks: the ranks, in their order.
+            seed: the seed of the random numbers that the modules draw at import.
+        """
         if self._imported != len(sys.modules) or self._pieces.changed():
             self._look()
         self._owned = []
-        for rank in ranks:
-            self._owned.append(_Own(self._pieces, self._leaves()))
+        for number, rank in enumerate(ranks):
+            self._owned.append(_Own(self._pieces, self._leaves(number, seed)))
             others = [own for own in rank.own if not isinstance(own, _Own)]
             rank.own = [self._owned[-1], *others]  # first, so a rank's patches of a module are taken back before it
 
@@ -115,7 +122,8 @@ class RankLocalModules:
         return value
 
     def _look(self) -> None:
-        modules = _modules(self.names)
+        drawing = modules_that_draw(self.names)
+        modules = {name: module for name, (module, _) in drawing.items()} | _modules(self.names)
         packages = {name.partition(".")[0] for name in modules}
         classes = {name for name in list(sys.modules) if name.partition(".")[0] in packages} | {*user_modules()}
         self._seen: dict[int, Any] = {}
@@ -124,13 +132,18 @@ class RankLocalModules:
         self._pieces = _Pieces(pieces)
         self._imported = len(sys.modules)
         copies = own_leaves([piece.contents for piece in pieces])
+        self._classes = classes
+        if drawing != self._draws.modules:
+            self._draws = OwnDraws(drawing)
         self._with_leaves = [
-            piece for piece, own in zip(pieces, copies, strict=True) if _difference(piece.contents, own)
+            piece for piece, own in zip(pieces, copies, strict=True) if drawing or _difference(piece.contents, own)
         ]
 
-    def _leaves(self) -> dict[_Piece, dict[str, Any]]:
-        """Return copies of all leaves as they are now."""
+    def _leaves(self, rank: int, seed: int) -> dict[_Piece, dict[str, Any]]:
+        """Return copies of all leaves as they are now, but those that the modules draw are the rank's own."""
         copies = own_leaves([piece.contents for piece in self._with_leaves])
+        if self._draws.modules:
+            self._draws.put_into(copies, [piece.holder for piece in self._with_leaves], rank, seed, self._classes)
         return {piece: _difference(piece.contents, own) for piece, own in zip(self._with_leaves, copies, strict=True)}
 
 
