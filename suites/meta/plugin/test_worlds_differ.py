@@ -168,8 +168,8 @@ def test_alike_on_all_ranks(imported):
         "test_on_processes_alone[sim-2]": f"fails on sim, passes on gloo, {other}",
         "test_alike_on_all_ranks[gloo-2-drawn]": "passes on sim, fails on gloo: simulated ranks share module globals.\n"
         "With globals of its own for each rank it fails on sim too: assert False\n"
-        "pdlcheck_own_globals = test_a_difference_of_another_kind_is_not_put_on_globals, in an ini file, makes it so in "
-        "every run.",
+        "pdlcheck_own_globals = test_a_difference_of_another_kind_is_not_put_on_globals, in an ini file, makes it so "
+        "in every run.",
     }
 
 

@@ -55,10 +55,22 @@ def test_fresh_ranks_do_so_too():
     assert len({number for number, _ in world.run(hashes, world_size=2)}) == 2
 
 
+def in_other_shapes():
+    for name in sorted(NAMES):
+        dist.all_reduce(torch.ones(int(name.split()[1]) + 1 + dist.get_rank()))
+
+
 def test_collectives_in_the_order_of_a_set_do_not_meet(gloo):
-    with pytest.raises(CollectiveMismatch):
+    with pytest.raises(CollectiveMismatch) as caught:
         gloo.run(in_the_order_of_a_set, world_size=2)
+    assert "posts in the order of a set: `for name in names` at " in "".join(caught.value.__notes__)
     gloo.run(in_an_order_of_its_own, world_size=2)
+
+
+def test_a_mismatch_in_another_loop_is_not_put_on_a_set(gloo):
+    with pytest.raises(CollectiveMismatch) as caught:
+        gloo.run(in_other_shapes, world_size=2)
+    assert "of a set" not in "".join(getattr(caught.value, "__notes__", ()))
 
 
 def reduced_in_the_order_of_a_list_of_a_set():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -13,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pdlcheck.compat.torch.autograd import graph_task_id
-from pdlcheck.errors import PeerFailed
+from pdlcheck.errors import CollectiveMismatch, PeerFailed
 from pdlcheck.time_budgets import GRANT_S, LONGEST_PAUSE_S, PATIENCE_S, UNDER_WAY_S
 from pdlcheck.uncompiled import uncompiled
 from pdlcheck.worlds.observe import Operation, Signature, WatchedWork, is_limit, refuse_future, uncounted
+from pdlcheck.worlds.observe.set_loops import loop_of_post
 from pdlcheck.worlds.processes.exchange.agreement import State
 from pdlcheck.worlds.processes.exchange.meeting import Meeting
 from pdlcheck.worlds.processes.rank.ending import note_error
@@ -25,7 +28,7 @@ from pdlcheck.worlds.processes.rank.on_stream import OnStream
 if TYPE_CHECKING:
     from pdlcheck.worlds.processes.rank.coordinator import OperationCoordinator
 
-__all__ = ["AnnouncedWork", "own_error"]
+__all__ = ["AnnouncedWork", "note_set_order", "own_error"]
 
 _UNDER_WAY = timedelta(seconds=UNDER_WAY_S)
 
@@ -136,6 +139,7 @@ class AnnouncedWork(WatchedWork):
             self._await_decision(timeout)
         if self._error is not None:
             note_error()
+            note_set_order(self._error, self.operation)
             raise self._error
         if self._real is None or self._resolver == threading.get_ident():
             return True
@@ -287,3 +291,21 @@ def _way(s: Signature, source: int) -> tuple[object, ...]:
 def own_error(error: Exception, operation: Operation) -> Exception:
     """Return a copy of ``error`` to raise once; a copy of ``PeerFailed`` names the operation that was stopped here."""
     return PeerFailed(f"in {operation.signature}") if isinstance(error, PeerFailed) else copy(error)
+
+
+def note_set_order(error: Exception, operation: Operation) -> None:
+    """Add a note to a mismatch that this rank is about to raise for an operation posted in a loop over a set.
+
+    There is none if the user has given all processes one hash seed.
+    """
+    if not isinstance(error, CollectiveMismatch) or os.environ.get("PYTHONHASHSEED", "random") not in ("", "random"):
+        return
+    if loop := loop_of_post(operation.signature, sys._getframe(1)):
+        note = (
+            f"rank {operation.signature.rank} posts in the order of a set: {loop}; each process has its own order. "
+            "Loop over sorted(...) or a list"
+        )
+        error.__notes__ = [
+            *(one for one in getattr(error, "__notes__", ()) if one != note),
+            note,
+        ]  # copies share a list

@@ -37,7 +37,7 @@ from pdlcheck.worlds.processes.exchange.messages import (
     Report,
     StopMatching,
 )
-from pdlcheck.worlds.processes.rank.coordinated_work import AnnouncedWork, own_error
+from pdlcheck.worlds.processes.rank.coordinated_work import AnnouncedWork, note_set_order, own_error
 from pdlcheck.worlds.processes.rank.ending import note_error
 from pdlcheck.worlds.processes.rank.operation_states import OperationStates
 from pdlcheck.worlds.processes.rank.reminders import Reminders
@@ -134,7 +134,9 @@ class OperationCoordinator:
         with self._lock:
             if self._refusal is not None:
                 note_error()
-                raise own_error(self._refusal, operation)
+                error = own_error(self._refusal, operation)
+                note_set_order(error, operation)
+                raise error
             self._open[work.number] = work
             meeting = self._meetings.of(operation.signature)  # call it in any case, because it counts messages
             halves = self._states.log(work.number, operation.signature)
