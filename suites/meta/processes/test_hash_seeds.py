@@ -56,7 +56,8 @@ def test_fresh_ranks_do_so_too():
 
 
 def in_other_shapes():
-    for name in sorted(NAMES):
+    names = sorted(NAMES)
+    for name in names:
         dist.all_reduce(torch.ones(int(name.split()[1]) + 1 + dist.get_rank()))
 
 
