@@ -14,6 +14,7 @@ from typing import Any
 from pdlcheck.checks.checkpoint.causes import REPLICAS, find_cause
 from pdlcheck.checks.checkpoint.events import further_stops
 from pdlcheck.checks.checkpoint.own_files import require_own_files
+from pdlcheck.checks.checkpoint.resized import require_resumes_on
 from pdlcheck.checks.checkpoint.runs import (
     OF_NO_FUNCTION,
     Plan,
@@ -47,6 +48,7 @@ def check_resume(
     saved_after: int | None = None,
     steps: int = 6,
     buffers: bool = True,
+    resume_world_size: int | None = None,
     seed: int = 0,
 ) -> None:
     """Check that a resumed training continues bit for bit like a training without a stop.
@@ -81,13 +83,17 @@ def check_resume(
         steps: steps in all; use several after ``saved_after``, because an epoch may end or the learning rate may change
             there.
         buffers: whether to compare buffers too; False if each rank keeps statistics of its own data on purpose.
+        resume_world_size: another number of ranks, which must resume from the same file, too. The training must not
+            depend on the number of ranks: ``start`` makes the same whole model, ranks divide the same global batches,
+            and no dropout draws. Numbers may differ by rounding.
         seed: rank r of the training without a stop draws from ``seed + r``.
 
     Raises:
         AssertionError: the resumed training differs, saving changes the training, or two ranks write one file. The
             message names the first step, rank, tensor and index that differ, and the state that was lost. If the
             weights are equal but another state is not, such as an average of weights, it names that state.
-        Inconclusive: the training without a stop is not deterministic, or no parameter changes after saving.
+        Inconclusive: the training without a stop is not deterministic, or no parameter changes after saving. With
+            ``resume_world_size``: it differs, and so does a training of so many ranks without a stop.
 
     Example:
         >>> import torch
@@ -112,6 +118,11 @@ def check_resume(
     stop = min(_STOP, steps - 1) if saved_after is None else saved_after
     if not 0 <= stop < steps:
         raise ValueError(f"check_resume needs saved_after from 0 to below steps, got {stop} and {steps}")
+    if resume_world_size is not None and (resume_world_size < 1 or resume_world_size == world_size):
+        raise ValueError(
+            "check_resume needs as resume_world_size another number of ranks than world_size, got "
+            f"{resume_world_size} and {world_size}"
+        )
     with tempfile.TemporaryDirectory(prefix="pdlcheck-resume-") as name:
         plan = Plan(stop, steps, str(Path(name) / "saved"), buffers, seed)
         straight = _check_stop(start, world, plan, world_size, widens=saved_after is None)
@@ -129,6 +140,10 @@ def check_resume(
                         _check_stop(start, world, other, world_size)
                 elif outcome:
                     stops.append(further)
+        if resume_world_size is not None:
+            facts = case(world, world_size, saved_after=stop, steps=steps, seed=seed)
+            more = f"{facts} resume_world_size={resume_world_size}"
+            require_resumes_on(name_of(start), start, plan, world, straight, resume_world_size, case=more)
     for course in courses:
         for each in stops:
             meet(course.conditions(each))
