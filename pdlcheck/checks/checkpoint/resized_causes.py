@@ -48,14 +48,14 @@ def cause_in_error(error: Exception, plan: Plan, saved: int, world_size: int) ->
         error,
         [
             Candidate.when(
-                f"{passes}; on {in_words(world_size)}, one reads {name}, and {in_words(saved)} wrote {listed}: each rank "
-                "reads the file of its own number only",
+                f"{passes}; on {in_words(world_size)}, one reads {name}, and {in_words(saved)} wrote {listed}: each "
+                "rank reads the file of its own number only",
                 missing is not None and missing.is_relative_to(folder) and bool(written) and not missing.exists(),
             ),
             Candidate.when(
                 f"{passes}; the error names sizes of {' and '.join(map(str, sizes[:2]))} elements, which are as "
-                f"{world_size} to {saved}: load puts the shard of one of {in_words(saved)} in the place of that of one of "
-                f"{world_size}",
+                f"{world_size} to {saved}: load puts the shard of one of {in_words(saved)} in the place of that of one "
+                f"of {world_size}",
                 len(sizes) > 1 and _are_as(sizes[:2], saved, world_size),
             ),
         ],

@@ -46,6 +46,7 @@ def check_training(
     evaluate: Callable[..., Any] | None = None,
     samples: Sequence[Tensor] | None = None,
     world_size: int = 2,
+    resume_world_size: int | None = None,
     dtype: torch.dtype = torch.float64,
     seconds: float = 30.0,
     seed: int = 0,
@@ -83,6 +84,8 @@ def check_training(
             returns what the program reports.
         samples: for ``evaluate``: tensors whose first dimension is the samples.
         world_size: number of ranks of the first case.
+        resume_world_size: another number of ranks, which must resume from a checkpoint of ``world_size`` ranks. The
+            data must not depend on the number of ranks, as with the default of ``share``.
         dtype: the lowest precision in which the training computes, as in
             :func:`pdlcheck.checks.check_same_trajectory`.
         seconds: the time after which no further case begins.
@@ -117,6 +120,11 @@ def check_training(
     if (evaluate is None) != (samples is None):
         missing = "evaluate" if evaluate is None else "samples"
         raise ValueError(f"check_training needs both evaluate= and samples=, {missing} is missing")
+    if resume_world_size is not None and (save is None or resume_world_size in (0, world_size)):
+        raise ValueError(
+            f"check_training needs save= and load= for resume_world_size={resume_world_size}, and another number of "
+            f"ranks than world_size={world_size}"
+        )
     together = [rank for ranks in same_samples for rank in ranks]
     if len(set(together)) < len(together) or not set(together) <= set(range(world_size)):
         raise ValueError(
@@ -141,7 +149,8 @@ def check_training(
         evaluate=evaluate,
         samples=samples,
     )
-    properties = list(properties_of(parts, world, world_size=world_size, dtype=dtype, seed=seed))
+    sizes = world_size, resume_world_size
+    properties = list(properties_of(parts, world, sizes, dtype=dtype, seed=seed))
     if not properties:
         raise ValueError(
             "check_training has nothing to check: give batches= with loss= or step=, or train=, loader=, or evaluate= "

@@ -54,12 +54,24 @@ class Parts:
 
     def training(self) -> tuple[nn.Module, Callable[[int], object]]:
         """Return the wrapped model, and a step that takes the rank's share of batch ``i``."""
-        model, step, _ = self._begin()
+        model, step, _ = self._begin(made_by(self.make))
         return model, step
 
     def saved_training(self) -> tuple[nn.Module, Callable[[int], object], Any, Any]:
         """Return the wrapped model, the step, and how to save and load under a path."""
-        model, step, optimizer = self._begin()
+        return self._saved(made_by(self.make))
+
+    def saved_training_of_any_ranks(self) -> tuple[nn.Module, Callable[[int], object], Any, Any]:
+        """Return the same, with one initial model for any number of ranks, and without dropout."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = made_by(self.make)
+        for layer, name, _ in _dropouts(model):
+            setattr(layer, name, 0.0)
+        return self._saved(model)
+
+    def _saved(self, made: nn.Module) -> tuple[nn.Module, Callable[[int], object], Any, Any]:
+        model, step, optimizer = self._begin(made)
         save, load = (  # check_resume finds what a partial holds
             partial(_at, function=function, model=model, optimizer=optimizer) for function in (self.save, self.load)
         )
@@ -69,8 +81,8 @@ class Parts:
         wrapped = model if self.wrap is None else self.wrap(model)
         return wrapped if isinstance(wrapped, tuple) else (wrapped, self.optimizer(wrapped.parameters()))
 
-    def _begin(self) -> tuple[nn.Module, Callable[[int], object], Optimizer]:
-        model, optimizer = self._wrapped(made_by(self.make))
+    def _begin(self, made: nn.Module) -> tuple[nn.Module, Callable[[int], object], Optimizer]:
+        model, optimizer = self._wrapped(made)
         return model, partial(self._step, model=model, optimizer=optimizer), optimizer
 
     def _step(self, i: int, model: nn.Module, optimizer: Optimizer) -> None:
@@ -175,15 +187,20 @@ def _mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return batch
 
 
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Set the dropout of torch's layers to 0 during the block."""
-    layers = [
+def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """Return the layers of torch that drop values, with the name and the value of the probability."""
+    return [
         (layer, name, getattr(layer, name))
         for layer in model.modules()
         for name in ("p", "dropout")
         if isinstance(getattr(layer, name, None), float) and (name == "dropout" or isinstance(layer, DROPOUTS))
     ]
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Set the dropout of torch's layers to 0 during the block."""
+    layers = _dropouts(model)
     for layer, name, _ in layers:
         setattr(layer, name, 0.0)
     try:

@@ -42,8 +42,19 @@ class Property(NamedTuple):
     no_case: str | None = None
 
 
-def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dtype, seed: int) -> Iterator[Property]:
-    """Yield the properties that the parts allow to check."""
+def properties_of(
+    parts: Parts, world: Any, world_sizes: tuple[int, int | None], *, dtype: torch.dtype, seed: int
+) -> Iterator[Property]:
+    """Yield the properties that the parts allow to check.
+
+    Args:
+        parts: of the training.
+        world: where the ranks run.
+        world_sizes: the number of ranks of the first cases, and the number that resumes a checkpoint of so many.
+        dtype: the lowest precision in which the training computes.
+        seed: of weights and random streams.
+    """
+    world_size, resume_world_size = world_sizes
     sizes = [world_size] if parts.same_samples else list(dict.fromkeys([world_size, 3, 4]))
     if parts.trains:
         alike = partial(check_same_start, parts.wrapped_model, world, seed=seed)
@@ -60,6 +71,8 @@ def properties_of(parts: Parts, world: Any, *, world_size: int, dtype: torch.dty
         yield Property("ranks draw random numbers of their own", "check_random_streams", _on_each(sizes, streams))
     if parts.trains and parts.save is not None:
         yield _of_resuming(parts, world, world_size, seed)
+        if resume_world_size is not None:
+            yield _of_other_ranks(parts, world, (world_size, resume_world_size), seed)
     if parts.loader is not None:
         numbers = (world_size, 24 * world_size), (world_size, 24 * world_size + 1), (3, 73)
         visited = partial(
@@ -109,6 +122,30 @@ def _of_resuming(parts: Parts, world: Any, world_size: int, seed: int) -> Proper
         words = f"saved after {point} of {steps} steps"
         cases.append(Case(words, partial(resumed, saved_after=point, steps=steps)))
     return Property("a resumed training goes on as without a stop", "check_resume", cases)
+
+
+def _of_other_ranks(parts: Parts, world: Any, sizes: tuple[int, int], seed: int) -> Property:
+    """Return the check of a checkpoint of ``sizes[0]`` ranks that ``sizes[1]`` ranks load."""
+    name, epoch = "other ranks resume a training", len(parts.batches)
+    whole = [size_of(batch) for batch in parts.batches]
+    if parts.same_samples:
+        return Property(name, "check_resume", [], "same_samples= is that of one number of ranks")
+    if any(samples % size for samples in whole for size in sizes):
+        listed = " and ".join(map(str, sizes))
+        no_case = f"the samples of each batch must divide evenly over {listed} ranks, got {whole}"
+        return Property(name, "check_resume", [], no_case)
+    point = max(2, epoch // 2)
+    run = partial(
+        check_resume,
+        parts.saved_training_of_any_ranks,
+        world,
+        world_size=sizes[0],
+        resume_world_size=sizes[1],
+        saved_after=point,
+        steps=max(point, epoch) + epoch,
+        seed=seed,
+    )
+    return Property(name, "check_resume", [Case(f"saved by {sizes[0]} ranks, resumed on {sizes[1]}", run)])
 
 
 def _on_each(sizes: Sequence[int], check: Callable[..., object]) -> list[Case]:

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, DistributedSampler
 
 from pdlcheck.checks import check_training
+from pdlcheck.checks.training import check, properties
 from pdlcheck.errors import CheckFailed, Inconclusive, WorldTooSmall
 from pdlcheck.seen_conditions import listening
 
@@ -296,6 +297,31 @@ def test_options_of_the_loader_reach_its_check(world):
     with pytest.raises(CheckFailed, match=r"check_epoch_loop +wrong"):
         check_training(make, world, loader=deals_batches)
     assert check_training(make, world, loader=deals_batches, loader_options={"dealt_in": 4}).count("right") == 1
+
+
+def test_other_ranks_resume_what_does_not_depend_on_their_number(world, monkeypatch):
+    def load_of_more_ranks(path, model, optimizer):
+        load(path, model, optimizer)
+        if dist.get_world_size() == 1:
+            optimizer.state.clear()
+
+    def only_of_other_ranks(*args, **kwargs):
+        return [one for one in properties.properties_of(*args, **kwargs) if one.name == other]
+
+    other = "other ranks resume a training"
+    monkeypatch.setattr(check, "properties_of", only_of_other_ranks)  # the rest takes time
+    parts = {"batches": BATCHES, "loss": loss, "wrap": DistributedDataParallel, "save": save}
+    report = check_training(make, world, load=load, resume_world_size=1, **parts)
+    assert row(report, other).split()[-4:-1] == ["check_resume", "right", "1"]
+    with pytest.raises(
+        CheckFailed, match=rf"{other} +check_resume +wrong[\s\S]*on 1 rank, load leaves wrong: optimizer"
+    ):
+        check_training(make, world, load=load_of_more_ranks, resume_world_size=1, **parts)
+    with pytest.raises(ValueError, match="another number of ranks than world_size=2"):
+        check_training(make, world, load=load, resume_world_size=2, **parts)
+    odd = [tuple(part[:11] for part in batch) for batch in BATCHES]
+    with pytest.raises(Inconclusive, match=r"must divide evenly over 2 and 1 ranks, got \[11, 11, 11\]"):
+        check_training(make, world, load=load, resume_world_size=1, **{**parts, "batches": odd})
 
 
 def test_batches_that_do_not_divide_are_named(world):
