@@ -4,6 +4,7 @@ A check needs no test framework. It computes the reference itself.
 """
 
 from pdlcheck.checks.checkpoint.resume import check_resume
+from pdlcheck.checks.checkpoint.resumed_run import check_resumed_run
 from pdlcheck.checks.checkpoint.torn import check_torn_files
 from pdlcheck.checks.comm.collectives import (
     check_all_gather,
@@ -79,6 +80,7 @@ __all__ = [
     "check_replicas_in_sync",
     "check_replicated_module",
     "check_resume",
+    "check_resumed_run",
     "check_ring_pass",
     "check_same_gradients",
     "check_same_start",

@@ -21,7 +21,7 @@ from pdlcheck.checks.conditions import BUCKETS
 from pdlcheck.checks.evidence.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.state import plain_name
 
-__all__ = ["GivenToOptimizer", "conditions_of", "record_optimizers"]
+__all__ = ["GivenToOptimizer", "conditions_of", "record_optimizers", "settings_of"]
 
 _KINDS = (bool, float, int, tuple)
 _IMPLEMENTATION = frozenset({"capturable", "differentiable", "foreach", "fused"})  # the steps are the same
@@ -90,7 +90,7 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
     def record(optimizer: Optimizer, number: int, again: bool) -> None:
         names = {id(one): f"parameter {plain_name(name)!r}" for name, one in model.named_parameters()}
         for group in optimizer.param_groups:
-            settings = {key: _plain(value) for key, value in group.items() if _is_setting(key, value)}
+            settings = settings_of(group)
             for parameter in group["params"]:
                 name = names.get(id(parameter))
                 if name is None or hasattr(parameter, "full_tensor"):
@@ -163,6 +163,11 @@ def record_optimizers(model: nn.Module, *, passes: bool = False) -> Iterator[dic
 def _differs(parameter: Tensor, begins: Mapping[int, Tensor]) -> bool:
     begin = begins.get(id(parameter))
     return begin is not None and not torch.equal(begin.to(parameter.device, parameter.dtype), parameter.detach())
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group of parameters that change its steps, such as the learning rate."""
+    return {key: _plain(value) for key, value in group.items() if _is_setting(key, value)}
 
 
 def _is_setting(key: str, value: Any) -> bool:
