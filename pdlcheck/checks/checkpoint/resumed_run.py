@@ -194,7 +194,7 @@ def _conditions(taken: int, whole: Sequence[Traced]) -> dict[str, bool]:
     if not any("initial_lr" in group for one in whole[0].steps for group in one.settings):
         return {}
     return {
-        "a change of the learning rate before the save": any(one != rates[0] for one in rates[:taken]),
+        "a change of the learning rate before the save": any(one != rates[0] for one in rates[: taken + 1]),
         "a change of the learning rate after the save": any(one != rates[taken] for one in rates[taken:]),
     }
 

@@ -17,6 +17,7 @@ from pdlcheck.checks.checkpoint.step_records import (
     digest_of,
 )
 from pdlcheck.checks.checkpoint.traced_runs import Apart, Traced, first_apart_in_the_end, trains_alike
+from pdlcheck.checks.checkpoint.unsaved_state import STREAMS
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 
 __all__ = ["Again", "cause_of", "cause_of_steps"]
@@ -73,14 +74,17 @@ def cause_of(
         except Exception:  # the program may refuse what is put back
             return False
 
-    lost = suspects if suspects and heals(suspects) else []
+    of_optimizer = [one for one in suspects if one not in STREAMS]
+    tries = [of_optimizer, [one for one in suspects if one == _TORCH], suspects]
+    tries = [names for number, names in enumerate(tries) if names and names not in tries[:number]]
+    lost = next((names for names in tries if heals(names)), [])
     for suspect in list(lost):
         fewer = [other for other in lost if other != suspect]
         if fewer and heals(fewer):
             lost = fewer
     if lost:
         named = " and ".join(STATE + f" ({wanted.optimizer})" if one == STATE else one for one in lost)
-        told = [f"lost: {named}; {_ALIKE}", *_details(lost, resumed[apart.rank], whole, (apart.rank, taken))]
+        told = [f"lost: {named}; {_ALIKE}", *_details(lost, resumed, whole, taken)]
         return Diagnosis(fits=("; ".join(told),)), _evidence(lost, resumed[apart.rank], whole[apart.rank], taken)
     more = [name for name in apart.names if name not in (INPUTS, WEIGHTS)]
     hints = [f"also different in that step: {', '.join(more)}"] if more else []
@@ -118,7 +122,7 @@ def _in_weights(
         start = again(fresh=True)[rank].steps[0].weights
         return bool(wrong) and all(mine.weights.get(name) == start.get(name) for name in wrong)
 
-    others: list[Candidate[None]] = [
+    others: list[Candidate[StepRecord]] = [
         Candidate.when(
             f"the second run begins with what rank {other} held as {what}: each rank's own was not saved",
             bool(wrong) and all(mine.weights.get(name) == one.steps[taken].weights.get(name) for name in wrong),
@@ -126,9 +130,12 @@ def _in_weights(
         for other, one in enumerate(whole)
         if other != rank
     ]
-    of_start = f"the second run begins with what a new model has as {what}: load does not restore it"
+    of_start: Candidate[StepRecord] = Candidate(
+        f"the second run begins with what a new model has as {what}: load does not restore it", holds=are_those_of_start
+    )
     hint = f"the second run begins with other values of {what}: they are not saved as they are, or not loaded"
-    return explain(None, others, [Candidate(of_start, holds=are_those_of_start)], hints=[Candidate.when(hint, True)])
+    note: Candidate[StepRecord] = Candidate.when(hint, True)
+    return explain(mine, others, [of_start], hints=[note])
 
 
 def _in_data(
@@ -152,35 +159,45 @@ def _in_data(
         Candidate.when(f"{where}: the position in the data is wrong", bool(given) and given[0] + apart.number > 0),
     ]
     tried: Candidate[StepRecord] = Candidate(
-        f"{other}; started with the seed of that run, the training ends alike: the order of the data is drawn from random "
-        "numbers that the program neither seeds nor saves",
+        f"{other}; started with the seed of that run, the training ends alike: the order of the data is drawn from "
+        "random numbers that the program neither seeds nor saves",
         holds=lambda _: is_right_with_seed(),
     )
-    notes = [Candidate.when(other, not given), *(Candidate.when(hint, True) for hint in hints)]
+    notes: list[Candidate[StepRecord]] = [
+        Candidate.when(other, not given),
+        *(Candidate.when(hint, True) for hint in hints),
+    ]
     return explain(mine, measured, [tried], hints=notes)
 
 
-def _details(lost: Sequence[str], mine: Traced, whole: Sequence[Traced], place: tuple[int, int]) -> Iterator[str]:
-    """Yield what is measured about lost random numbers, and about settings; ``place`` is the rank, and the steps."""
-    rank, taken = place
-    first, settings = mine.steps[0], whole[rank].steps[taken].settings
+def _details(lost: Sequence[str], resumed: Sequence[Traced], whole: Sequence[Traced], taken: int) -> Iterator[str]:
+    """Yield what is measured about lost settings, and about lost random numbers."""
+    settings = [group for one in whole for group in one.steps[taken].settings]
     if RATES in lost and STATE not in lost and any("initial_lr" in group for group in settings):
         yield "a scheduler makes such settings: is its state saved, and loaded?"
-    state = whole[rank].kept.random.get(_TORCH)
-    if _TORCH not in lost or state is None:
+    if _TORCH not in lost:
         return
-    others = {other: one.steps[taken].random.get(_TORCH) for other, one in enumerate(whole) if other != rank}
-    owner = next((other for other, held in others.items() if held == first.random.get(_TORCH)), None)
-    if owner is not None:
-        yield f"rank {rank} has those of rank {owner}: each rank's own were not saved"
-        return
-    drawing = torch.Generator()
-    drawing.set_state(state)
-    for draws in (1, 2, 3):
-        torch.empty((), dtype=torch.int64).random_(generator=drawing)
-        if digest_of(drawing.get_state()) == first.random.get(_TORCH):
-            yield f"they are {draws} seed{'s' if draws > 1 else ''} further: a DataLoader draws one when a pass begins"
+    held = [one.steps[taken].random.get(_TORCH) for one in whole]
+    for rank, mine in enumerate(resumed):
+        found = mine.steps[0].random.get(_TORCH)
+        if found != held[rank] and found in held:
+            yield f"rank {rank} has those of rank {held.index(found)}: each rank's own were not saved"
             return
+    ahead = _draws_ahead(resumed[0].steps[0].random.get(_TORCH), whole[0].kept.random.get(_TORCH))
+    if ahead:
+        yield f"they are {ahead} seed{'s' if ahead > 1 else ''} further: a DataLoader draws one when a pass begins"
+
+
+def _draws_ahead(found: str | None, state: torch.Tensor | None) -> int:
+    """Return how many seeds are drawn between a state of torch's random numbers and the digest of another; 0 if not."""
+    if state is not None:
+        drawing = torch.Generator()
+        drawing.set_state(state)
+        for draws in (1, 2, 3):
+            torch.empty((), dtype=torch.int64).random_(generator=drawing)
+            if digest_of(drawing.get_state()) == found:
+                return draws
+    return 0
 
 
 def _evidence(lost: Sequence[str], mine: Traced, wanted: Traced, taken: int) -> str | None:
