@@ -42,6 +42,7 @@ WITHOUT = {
     "check_pipedream",
     "check_random_streams",
     "check_resume",  # its run shows them
+    "check_resumed_run",  # likewise
     "check_ring_pass",
     "check_same_gradients",
     "check_same_start",
