@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 DATA = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
 NUM_LAYERS, GLOBAL_BATCH = 4, 8
@@ -178,6 +182,33 @@ class Owned(DataParallel):
             own = {name: one for name, one in everything.items() if self.optimizer.is_own(name)}
             state["optimizer"] = {"momenta": own}
         self.restore(state)
+
+
+class FullySharded(DataParallel):
+    """A training with FSDP2 and AdamW, saved with ``torch.distributed.checkpoint``."""
+
+    def make_optimizer(self):
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        return torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+    def step(self, i):
+        self.model.zero_grad()
+        self.model(self.batches.next_batch()).square().mean().backward()
+        self.optimizer.step()
+
+    def state(self):
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "sampler": self.batches.state_dict()}
+
+    def save(self, path):
+        checkpoint.save(self.state(), checkpoint_id=str(path))
+
+    def load(self, path):
+        state = self.state()
+        checkpoint.load(state, checkpoint_id=str(path))
+        of_model, of_optimizer = {"model_state_dict": state["model"]}, {"optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **of_model, **of_optimizer)
+        self.batches.load_state_dict(state["sampler"])
 
 
 class Layers:

@@ -9,7 +9,7 @@ import pytest
 from pdlcheck.checks import check_resume
 from pdlcheck.errors import CheckFailed, Inconclusive
 
-from .resized_trainers import DataParallel, Layers, Owned, SamplerOfOneRank, Sharded
+from .resized_trainers import DataParallel, FullySharded, Layers, Owned, SamplerOfOneRank, Sharded
 
 
 def fails(program, world, *, saved=2, resumed=1, **changes):
@@ -25,6 +25,12 @@ def fails(program, world, *, saved=2, resumed=1, **changes):
 @pytest.mark.parametrize("program", [DataParallel, Layers, Owned, Sharded], ids=lambda one: one.__name__)
 def test_files_that_do_not_depend_on_the_number_of_ranks_pass(world, program, sizes):
     check_resume(program.start, world, world_size=sizes[0], resume_world_size=sizes[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)], ids=str)
+def test_checkpoints_of_torch_pass(world, sizes):
+    check_resume(FullySharded.start, world, world_size=sizes[0], resume_world_size=sizes[1])
 
 
 def test_a_position_that_counts_the_samples_of_one_rank(world):
