@@ -44,19 +44,24 @@ def cause_in_error(error: Exception, plan: Plan, saved: int, world_size: int) ->
     name = missing.name if missing is not None else ""
     listed = f"{', '.join(written[:4])}{', ...' if len(written) > 4 else ''}"
     sizes = [math.prod(map(int, re.findall(r"\d+", "".join(found)))) for found in _SIZES.findall(str(error))]
+    unread = missing is not None and missing.is_relative_to(folder) and bool(written) and not missing.exists()
+    cut = len(sizes) > 1 and _are_as(sizes[:2], saved, world_size)
+    on_others = f"{passes}; on {in_words(world_size)},"
     return explain(
         error,
         [
-            Candidate.when(
-                f"{passes}; on {in_words(world_size)}, one reads {name}, and {in_words(saved)} wrote {listed}: each "
-                "rank reads the file of its own number only",
-                missing is not None and missing.is_relative_to(folder) and bool(written) and not missing.exists(),
+            Candidate(
+                f"{on_others} one reads {name}, and {in_words(saved)} wrote {listed}: each rank reads the file of its "
+                "own number only",
+                holds=lambda _: unread,
+                short="a file that no rank wrote",
             ),
-            Candidate.when(
-                f"{passes}; the error names sizes of {' and '.join(map(str, sizes[:2]))} elements, which are as "
+            Candidate(
+                f"{on_others} the error names sizes of {' and '.join(map(str, sizes[:2]))} elements, which are as "
                 f"{world_size} to {saved}: load puts the shard of one of {in_words(saved)} in the place of that of one "
                 f"of {world_size}",
-                len(sizes) > 1 and _are_as(sizes[:2], saved, world_size),
+                holds=lambda _: cut,
+                short=f"a shard of {in_words(saved)}",
             ),
         ],
         hints=[Candidate.when(passes, True)],
@@ -84,18 +89,23 @@ def cause_in_weights(start: Start, plan: Plan, world: Any, traces: Traces, rank:
             f"{passes} what rank {other} of {saved} held as {label}{of_right}: the names or places in the file are "
             "those of one rank, or load counts them by another number of ranks",
             holds=lambda _: tells,
+            short=f"what rank {other} held as {label}",
         )
         for other, label in held[:1]
     ]
-    same = _in_order([trace.states[0].get(name) for trace in resumed], [trace.states[0].get(name) for trace in own])
+    pair = [[trace.states[0].get(name) for trace in each] for each in (resumed, own)]
+    padded: Candidate[Tensor | None] = Candidate(
+        _padded(f"{passes} the right numbers in order", saved),
+        holds=lambda _: not held and _in_order(*pair),
+        short="padding in other places",
+    )
+    of_start = Candidate(
+        f"{passes} what start made: load does not restore it there",
+        holds=is_that_of_start,
+        short="what start made",
+    )
     return explain(
-        found,
-        [
-            *in_place,
-            Candidate.when(_padded(f"{passes} the right numbers in order", saved), not held and same),
-        ],
-        [Candidate(f"{passes} what start made: load does not restore it there", holds=is_that_of_start)],
-        hints=[Candidate.when(f"on {in_words(saved)} it passes", True)],
+        found, [*in_place, padded], [of_start], hints=[Candidate.when(f"on {in_words(saved)} it passes", True)]
     )
 
 

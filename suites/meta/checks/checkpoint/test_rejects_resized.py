@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from pdlcheck.checks import check_resume
 from pdlcheck.errors import CheckFailed, Inconclusive
@@ -82,6 +84,28 @@ def test_a_share_of_the_optimizer_that_is_cut_by_the_old_number_of_ranks(world):
 def test_files_that_only_the_saving_ranks_have(world):
     error = fails(DataParallel, world, saved=2, resumed=4, has_rank_files=True)
     assert re.search(r"on 4 ranks, one reads rank-[23].pt, and 2 ranks wrote rank-0.pt, rank-1.pt", error.cause)
+
+
+@pytest.mark.parametrize("numel", [12, 9])
+def test_a_shard_of_the_old_size_is_named_if_the_sizes_fit(world, numel):
+    class Table(DataParallel):
+        has_rank_files = True
+
+        def make_optimizer(self):
+            self.table = torch.zeros(numel if dist.get_world_size() == 1 else 6)
+            return super().make_optimizer()
+
+        def state(self):
+            return super().state() | {"table": self.table}
+
+        def restore(self, state):
+            super().restore(state)
+            self.table.copy_(state["table"])
+
+    error = fails(Table, world)
+    assert "a rank raises RuntimeError: The size of tensor" in str(error)
+    of_12 = "the error names sizes of 12 and 6 elements, which are as 1 to 2: load puts the shard of one of 2 ranks in"
+    assert (of_12 in (error.cause or "")) == (numel == 12)
 
 
 def test_a_training_that_depends_on_the_number_of_ranks_is_inconclusive(world):
