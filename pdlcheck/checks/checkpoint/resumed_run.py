@@ -57,6 +57,7 @@ def check_resumed_run(run: Run, world: Any, *, world_size: int = 2, stop_after: 
 
     Example:
         >>> import torch
+        >>> import torch.distributed as dist
         >>> from torch import nn
         >>> from pdlcheck.worlds import get_world
         >>> def run(folder, stop_after):
