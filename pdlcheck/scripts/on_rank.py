@@ -6,14 +6,14 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pdlcheck.compat.patches import Patch, Patches
 from pdlcheck.scripts.counts import Counts, counted
 from pdlcheck.scripts.lines import Lines, own_lines
 from pdlcheck.scripts.program import Program, ProgramExit
-from pdlcheck.scripts.saved import kept_saves
+from pdlcheck.scripts.saved import SAVES, kept_saves
 from pdlcheck.worlds.exceptions import add_note
 from pdlcheck.worlds.program import own_program
 
@@ -37,7 +37,7 @@ def run_on_rank(program: Program, keeps: bool = False) -> Counts:
     """
     with _program(program) as counts:
         if keeps:
-            with kept_saves() as counts.saved:
+            with nullcontext() if _lines is not None else SAVES, kept_saves() as counts.saved:
                 program.run()
         else:
             program.run()
@@ -105,7 +105,7 @@ def simulated_output(lines: Lines) -> Iterator[None]:
     """Give what simulated ranks print to ``lines``, and no input to them. An exit ends one rank, not this process."""
     global _lines
     stdin = sys.stdin
-    with Patches([Patch(os, "_exit", _exit_of_rank, "the process is that of all simulated ranks")]):
+    with Patches([Patch(os, "_exit", _exit_of_rank, "the process is that of all simulated ranks")]), SAVES:
         _lines = lines
         try:
             with open(os.devnull) as nothing:

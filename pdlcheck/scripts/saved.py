@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pdlcheck.compat.patches import Patch, Patches
 
-__all__ = ["Saved", "kept_saves"]
+__all__ = ["SAVES", "Saved", "kept_saves"]
 
 _MOST = 64 * 2**20  # elements that are kept of one rank
 
@@ -24,12 +24,14 @@ _of_thread: dict[int, Saved] = {}
 
 @contextmanager
 def kept_saves() -> Iterator[Saved]:
-    """Keep the tensors of floating point that the calling rank saves; of a file saved again, the last ones."""
+    """Keep the tensors of floating point that the calling rank saves, where ``SAVES`` is in force.
+
+    Of a file that is saved again, the last ones are kept.
+    """
     saved: Saved = {}
     _of_thread[threading.get_ident()] = saved
     try:
-        with _TABLE:
-            yield saved
+        yield saved
     finally:
         del _of_thread[threading.get_ident()]
 
@@ -48,7 +50,7 @@ def _keeping(real: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-_TABLE = Patches([Patch(torch, "save", _keeping, "what a program saves is compared", True)])
+SAVES = Patches([Patch(torch, "save", _keeping, "what a program saves is compared", True)])
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
