@@ -92,7 +92,7 @@ class AcceleratedScheduler:
 
 @entry(
     "lr-sched-times-w",
-    "accelerate #2926; transformers PR #24088",
+    "accelerate #2926; transformers PR #24088; LTX-Video-Trainer #67",
     check="check_same_trajectory",
     cause="the gradients are right, and the optimizer has lr=0.00833333 .* in its step 2, that of plain lr=0.00916667",
 )
@@ -168,3 +168,36 @@ def run_plateau(broken, world, **how):
 def steps_the_plateau_scheduler_for_every_process(broken, world):
     """Step a ReduceLROnPlateau once for each process at every validation, as its wrapper does."""
     run_plateau(broken, world)
+
+
+@entry(
+    "rank-0-validates-through-ddp",
+    "pytorch #54059, #72897",
+    check="sim",
+    cause="differ in the operation: broadcast and barrier",
+)
+def validates_on_rank_0_through_the_wrapper(broken, world):
+    """Rank 0 validates through the DDP module, whose forward pass broadcasts buffers, while the others wait for it."""
+
+    def validate(model):
+        model.eval()
+        with torch.no_grad():
+            losses = [validation_step(model, rows[:, :3], rows[:, 3:]).item() for rows in ROWS[32:].split(8)]
+        model.train()
+        return sum(losses) / len(losses)
+
+    def main():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for rows in ROWS[:32].split(16):
+                own = rows[dist.get_rank() :: dist.get_world_size()]
+                optimizer.zero_grad()
+                validation_step(model, own[:, :3], own[:, 3:]).backward()
+                optimizer.step()
+            if dist.get_rank() == 0:
+                validate(model if broken else model.module)
+            dist.barrier()
+
+    world.run(main, world_size=2)

@@ -46,7 +46,7 @@ def power_iteration(src, dst, n, degree, *, damping=0.85, tol=1e-10, max_iter=10
 
 @entry(
     "pr-dangling-dropped",
-    "cassovary PR #187; TheAlgorithms/Python #14885",
+    "cassovary PR #187; TheAlgorithms/Python #14885; NetworKit PR #810",
     check="check_pagerank",
     cause="dangling mass dropped",
 )
