@@ -155,8 +155,7 @@ def clips_in_fp16_only(broken, world):
     "bf16-keeps-gradients",
     "DeepSpeed bf16_optimizer",
     check="check_same_trajectory",
-    judged="none",
-    why="a note names gradients that are not zeroed, but as one of four possibilities",
+    cause=r"the gradients of step 2 are the right ones and those of step 1 again: no zero_grad\(\)",
 )
 def zeroes_gradients_in_fp16_only(broken, world):
     """Zero the gradients of the bfloat16 copy in the branch of fp16, and not in the branch of bf16."""

@@ -97,8 +97,7 @@ def keeps_the_router_gradient_of_its_experts(broken, world):
     "clip-norm-without-experts",
     "Megatron-LM PR #5916",
     check="check_clip_grad_norm",
-    judged="none",
-    why="no candidate is about a gradient that the norm leaves out",
+    cause="gradient 2 of rank 1 is missing from the norm",
 )
 def leaves_experts_of_other_ranks_out_of_the_norm(broken, world):
     """Drop experts from the norm on all ranks except the first, by the filter for copies of tensor parallelism."""
@@ -146,9 +145,7 @@ TOKENS = torch.randn(4, 12, HIDDEN, generator=torch.Generator().manual_seed(9), 
     "expert-gradients-times-ep-size",
     "Megatron-LM #5656, PR #5956; pytorch #160285",
     check="check_same_trajectory",
-    cause="it is 2 times as far",
-    judged="wrong",
-    why="it accuses the loss or the learning rate, which would make the router wrong, too",
+    cause="not divided, as by the 2 ranks of a group; the other parameters are right, so it is no factor of the",
 )
 def averages_experts_over_their_replicas_only(broken, world):
     """Divide the gradients of experts by the number of their replicas, although the tokens come from all ranks."""

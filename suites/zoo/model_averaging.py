@@ -186,8 +186,7 @@ def averages_a_count_of_integers(broken, world):
     "localsgd-counter-per-parameter",
     "pytorch PostLocalSGDOptimizer",
     check="check_local_sgd",
-    judged="none",
-    why="no candidate is about a counter of steps that advances once for each parameter",
+    cause="ranks agree on some parameters only: .*: a count of steps advances for each parameter, not for each step",
 )
 def counts_a_step_for_every_parameter(broken, world):
     """Call the averager once for each parameter, which counts calls as steps."""

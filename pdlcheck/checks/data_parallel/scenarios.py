@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 __all__ = [
+    "DTYPES",
     "NO_SYNC",
     "PASSES",
     "SCALARS",
     "SCENARIOS",
     "UNUSED",
     "Counting",
+    "FrozenLow",
     "Promise",
     "Scaled",
     "Scenario",
@@ -114,12 +116,16 @@ class _Low(nn.Module):
         return x + self.weight.to(x.dtype)
 
 
-class _FrozenLow(nn.Module):
+class FrozenLow(nn.Module):
+    """A model with a frozen layer of another dtype between its trained layers."""
+
     def __init__(self) -> None:
+        """Make two trained layers and the frozen one."""
         super().__init__()
         self.first, self.places, self.last = nn.Linear(2, 2), _Low(), nn.Linear(2, 1)
 
     def forward(self, x: Tensor) -> Any:
+        """Return the outputs of the last layer."""
         return self.last(torch.tanh(self.places(self.first(x))))
 
 
@@ -276,6 +282,7 @@ UNUSED: Final = Promise(
     "; pass unused=False for a wrapper that does not take such, as torch's DistributedDataParallel without "
     "find_unused_parameters=True",
 )
+DTYPES: Final = Promise("takes frozen parameters of another dtype")
 NO_SYNC: Final = Promise("has a context no_sync()", "; pass no_sync=False for a wrapper that has no such context")
 
 SCENARIOS: Final = (
@@ -289,7 +296,7 @@ SCENARIOS: Final = (
     Scenario("gradients that are kept and zeroed", layers, _one_pass_with_kept_gradients),
     Scenario("a parameter without dimensions", Scaled, _one_pass, promised=[SCALARS]),
     Scenario("parameters unused on other ranks each", _Gated, _one_pass, promised=[UNUSED]),
-    Scenario("a frozen layer of another dtype", _FrozenLow, _one_pass),
+    Scenario("a frozen layer of another dtype", FrozenLow, _one_pass, promised=[DTYPES]),
     Scenario("accumulation without sync", layers, _accumulation, promised=[NO_SYNC]),
     Scenario("parameters used without sync only", _Routed, _accumulation, promised=[UNUSED, NO_SYNC]),
 )

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pdlcheck.checks.data_parallel.scenarios import (
+    DTYPES,
     NO_SYNC,
     PASSES,
     SCALARS,
     SCENARIOS,
     UNUSED,
     Counting,
+    FrozenLow,
     Scaled,
     Scenario,
     backward,
@@ -57,9 +59,9 @@ def check_data_parallel(
 
     The check uses models with several layers, tied and frozen parameters, frozen ones of another dtype, a parameter
     without dimensions, and outputs in nested containers. The parameter without dimensions is left out if ``wrap``
-    raises ValueError for it, as ``fully_shard`` does. The check also takes two forward passes before one backward pass,
-    and lets parameters become ready in another order on each rank. It takes three passes, because wrappers may learn
-    from the first.
+    raises ValueError for it, as ``fully_shard`` does; so is the frozen layer of another dtype. The check also takes two
+    forward passes before one backward pass, and lets parameters become ready in another order on each rank. It takes
+    three passes, because wrappers may learn from the first.
 
     Args:
         wrap: called as ``wrap(module)`` on every rank; may move ``module`` to a device. Returns a module that is called
@@ -99,14 +101,16 @@ def check_data_parallel(
     require_in_sync(with_batch_norm, start, world, Look(0, buffers=buffers), world_size=world_size, seed=seed)
     if buffers:
         _require_same_buffers(wrap, finish, world, world_size, facts)
-    try:
-        takes_scalars = all(world.run(_takes, wrap, Scaled().to(dtype), world_size=world_size))
-    except Exception as error:
-        error.add_note("while check_data_parallel wrapped a model with a parameter without dimensions")
-        raise
+    takes = {
+        promise: _is_taken(wrap, model.to(dtype), world, world_size, words)
+        for promise, model, words in (
+            (SCALARS, Scaled(), "a parameter without dimensions"),
+            (DTYPES, FrozenLow(), "frozen parameters of another dtype"),
+        )
+    }
     if no_sync and looks_inside:
         _require_local_without_sync(wrap, world, [(x.to(dtype), y.to(dtype)) for x, y in shards], facts)
-    promised = {SCALARS: takes_scalars, UNUSED: unused, NO_SYNC: no_sync}
+    promised = {**takes, UNUSED: unused, NO_SYNC: no_sync}
     for scenario in SCENARIOS:
         if all(promised[one] for one in scenario.promised):
             _require_gradients(wrap, finish, scenario, shards, world, dtype, seed)
@@ -127,6 +131,15 @@ def _shards(world_size: int, seed: int) -> list[Shard]:
         x[:, 1] = (x[:, 1].abs() + 0.1) * torch.tensor([1, 1, 1, -1])
         shards.append((x, torch.randn(4, 1, generator=generator, dtype=torch.float64)))
     return shards
+
+
+def _is_taken(wrap: Wrap, model: nn.Module, world: Any, world_size: int, words: str) -> bool:
+    """Return whether the wrapper accepts the model, which has ``words``, on all ranks."""
+    try:
+        return all(world.run(_takes, wrap, model, world_size=world_size))
+    except Exception as error:
+        error.add_note(f"while check_data_parallel wrapped a model with {words}")
+        raise
 
 
 def _takes(wrap: Wrap, model: nn.Module) -> bool:

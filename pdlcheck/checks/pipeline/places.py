@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.pipeline.steps import Named, is_near
 from pdlcheck.compat.torch.modules import submodules
 
-__all__ = ["diagnose_outputs", "has_right_ones", "localise_error", "wrong_parts"]
+__all__ = ["diagnose_outputs", "has_right_ones", "localise_error", "of_later_microbatches", "wrong_parts"]
 
 SHOWN = 4
 _ROWS = 8  # shown
@@ -26,14 +26,14 @@ def wrong_parts(found: Tensor, goal: Tensor, count: int) -> str | None:
     return f"{len(wrong)} of {count} micro-batches: {', '.join(wrong[:SHOWN])}{', ...' if wrong[SHOWN:] else ''}"
 
 
-def diagnose_outputs(found: Tensor, goal: Tensor, count: int, rarely: Iterable[Candidate[Tensor]] = ()) -> Diagnosis:
+def diagnose_outputs(found: Tensor, goal: Tensor, count: int, *rarely: Iterable[Candidate[Tensor]]) -> Diagnosis:
     """Return the causes of wrong outputs, first of all that they are right ones in other places.
 
     Args:
         found: the outputs of the pipeline.
         goal: those of one process, of the same shape.
         count: number of micro-batches.
-        rarely: candidates to try if no usual one fits.
+        *rarely: candidates to try if no usual one fits.
     """
     if not goal.dim() or len(goal) < 2:
         return Diagnosis()
@@ -59,8 +59,42 @@ def diagnose_outputs(found: Tensor, goal: Tensor, count: int, rarely: Iterable[C
             ),
         ],
         _of_rows(found, goal),
-        rarely,
+        *rarely,
     )
+
+
+def of_later_microbatches(
+    found: Tensor, outputs: Callable[[], Sequence[Tensor]], number: int, count: int
+) -> Iterator[Candidate[Tensor]]:
+    """Yield the cause in which every micro-batch has the outputs of one that comes later or earlier by one distance.
+
+    Args:
+        found: the outputs of the pipeline.
+        outputs: returns those of one process for each batch, at the weights of this step.
+        number: of the batch.
+        count: number of micro-batches.
+    """
+    goals = outputs()
+    if any(not goal.dim() or len(goal) < count for goal in goals):
+        return
+    stream = [part for goal in goals for part in goal.tensor_split(count)]
+    mine = range(number * count, (number + 1) * count)
+    pieces = found.tensor_split(count)
+    for distance in range(-mine.start, len(stream) - mine.start):
+        places = [(place + distance) % len(stream) for place in mine]
+        if distance and all(_is_same(piece, stream[at]) for piece, at in zip(pieces, places, strict=True)):
+            far = abs(distance)
+            before = "ahead" if distance > 0 else "behind"
+            yield Candidate.when(
+                f"every micro-batch has the outputs of the one {far} {'later' if distance > 0 else 'earlier'} in the "
+                f"data: a stage is {far} micro-batch{'es' if far > 1 else ''} {before} of the others in its iterator, "
+                "as where one stage alone takes a batch to learn its shape",
+                true=True,
+            )
+
+
+def _is_same(piece: Tensor, right: Tensor) -> bool:
+    return piece.shape == right.shape and is_near(piece, right)
 
 
 def _of_rows(found: Tensor, goal: Tensor) -> Iterator[Candidate[Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,13 @@ from pdlcheck.checks.message import (
 )
 from pdlcheck.checks.pipeline.causes import Causes
 from pdlcheck.checks.pipeline.exchanged import tensors_exchanged
-from pdlcheck.checks.pipeline.places import diagnose_outputs, has_right_ones, localise_error, wrong_parts
+from pdlcheck.checks.pipeline.places import (
+    diagnose_outputs,
+    has_right_ones,
+    localise_error,
+    of_later_microbatches,
+    wrong_parts,
+)
 from pdlcheck.checks.pipeline.steps import (
     Batch,
     Loss,
@@ -125,7 +132,7 @@ def check_pipeline(
         require_all_held(when, taken, own, facts)
         try:
             if results:
-                _require_results(when, taken, truth, facts)
+                _require_results(when, taken, truth, facts, batches, number)
             _require_gradients(when, taken, truth, facts)
         except CheckFailed:
             if truth.unfit:
@@ -151,7 +158,9 @@ def check_pipeline(
         before = truth.gradients
 
 
-def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str) -> None:
+def _require_results(
+    when: str, taken: Sequence[Taken], truth: Truth, facts: str, batches: Sequence[Batch], number: int
+) -> None:
     __tracebackhide__ = True
     given = [rank for rank, one in enumerate(taken) if one.loss is not None]
     if not given:
@@ -163,7 +172,7 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
             found, goals = [], []
         if len(found) != len(goals):
             raise failure(f"{when} rank {rank} returns {len(found)} outputs, one process {len(goals)}", case=facts)
-        for value, goal in zip(found, goals, strict=True):
+        for place, (value, goal) in enumerate(zip(found, goals, strict=True)):
             if not isinstance(goal, Tensor):
                 continue
             if not isinstance(value, Tensor) or value.shape != goal.shape:
@@ -182,7 +191,13 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                     goal,
                     rank,
                     wrong_outputs=wrong_parts(value, goal, truth.count),
-                    likely_cause=diagnose_outputs(value, goal, truth.count, tensors_exchanged(truth, found)),
+                    likely_cause=diagnose_outputs(
+                        value,
+                        goal,
+                        truth.count,
+                        tensors_exchanged(truth, found),
+                        of_later_microbatches(value, partial(_outputs, truth, batches, place), number, truth.count),
+                    ),
                     case=facts,
                 )
         assert one.loss is not None  # the rank is one of those that returned a loss
@@ -197,6 +212,11 @@ def _require_results(when: str, taken: Sequence[Taken], truth: Truth, facts: str
                 likely_cause=Causes(truth).diagnose_loss(one.loss),
                 case=facts,
             )
+
+
+def _outputs(truth: Truth, batches: Sequence[Batch], place: int) -> list[Tensor]:
+    """Return one output of one process for each batch."""
+    return [tree_leaves(truth.of(truth.model, x, y)[0])[place] for x, y in batches]
 
 
 def _require_gradients(when: str, taken: Sequence[Taken], truth: Truth, facts: str) -> None:

@@ -6,10 +6,10 @@ The check compares in float64 and after every step, including momentum and buffe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
-from pdlcheck.checks.message import Place, case, failure, first_index, name_of, show, takes_world
+from pdlcheck.checks.message import Place, case, failure, first_and_more, first_index, name_of, show, takes_world
 from pdlcheck.checks.replicas.rules import (
     Course,
     Rule,
@@ -31,6 +31,7 @@ from pdlcheck.checks.replicas.rules import (
 )
 from pdlcheck.checks.state import require_bits
 from pdlcheck.errors import Inconclusive
+from pdlcheck.operations.words import listed
 
 __all__ = ["check_local_sgd"]
 
@@ -296,8 +297,38 @@ def _diagnose(found: list[Trace], course: Course, rule: Rule, divisor: str | Non
             for text, other in (others if has_buffers else ())
             for and_buffers, both in (with_other_buffers(other) if other.buffers == rule.buffers else ())
         ),
+        _of_unlike_rounds(found, min(course.steps), rule),
         [] if divisor is None else [Candidate.when(divisor, True)],
     )
+
+
+def _of_unlike_rounds(found: list[Trace], steps: int, rule: Rule) -> Iterator[Candidate[list[Trace]]]:
+    """Yield a cause if ranks hold equal values of some parameters after other steps than of others."""
+    rounds: dict[tuple[int, ...], list[str]] = {}
+    for name in (name for name in found[0][0] if name.startswith("parameter")):
+        values = [[trace[step][name] for trace in found] for step in range(steps)]
+        if any(torch.equal(*pair) for now, then in pairwise(values) for pair in zip(now, then, strict=True)):
+            continue  # a rank does not train it in each step, so that equal values prove nothing
+        at = tuple(step + 1 for step, own in enumerate(values) if all(torch.equal(one, own[0]) for one in own))
+        rounds.setdefault(at, []).append(name)
+    told = "; ".join(
+        f"{first_and_more(names)} {_after_steps(at)}" for at, names in sorted(rounds.items(), reverse=True)
+    )
+    due = _after_steps([step + 1 for step in range(steps) if rule.meets(step)])
+    why = (
+        "a count of steps advances for each parameter, not for each step"
+        if len(rounds) > 2 or () not in rounds
+        else f"the average leaves out {first_and_more(rounds[()])}"
+    )
+    yield Candidate(
+        f"ranks agree on some parameters only: {told}; the rule is {due} for all: {why}",
+        holds=lambda _: len(rounds) > 1,
+        short="parameters that are averaged at different times",
+    )
+
+
+def _after_steps(steps: Sequence[int]) -> str:
+    return f"after step {listed(steps)}" if steps else "never"
 
 
 def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:

@@ -177,6 +177,12 @@ def of_output(
                 text = f"it is this rank's own part and {name!r}: all parts, and that once, add up to what is right"
                 yield _adds_up(text, total, goal, near)
     yield from scaled(goal, size)
+    if goal.numel() > 1 and goal.is_floating_point():
+        yield Candidate.of(
+            f"it is log({size}) = {math.log(size):.6g} too large: a sum of exponentials over ranks counts each term "
+            f"{size} times, as where a loss for divided logits is given gathered ones",
+            goal + math.log(size),
+        )
 
 
 def of_parameter(

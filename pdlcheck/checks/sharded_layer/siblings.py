@@ -32,6 +32,9 @@ _NUMBERS = (
     "unlike numbers of samples are not taken into account, as in a mean of the ranks' means, or in a division by "
     "world_size times the rank's own number"
 )
+_OTHER_RANKS = (
+    "values of one rank, its own or those of a wrong rank, are used where those of another rank, or of all, belong"
+)
 _EMPTY = "the code does not provide for a rank without samples"
 _NAN = "; NaN is 0 / 0, as the mean of no samples or the unbiased variance of one"
 
@@ -275,8 +278,12 @@ def of_shares(trial: Trial, failed: Sibling, where: str, nan: bool) -> Iterator[
         yield Candidate(f"{text}{_NAN if nan else ''}{where}", holds=lambda _: bool(text), short=short)
         if text:
             return
-    if not where and each > 1 and not shares.whole_output:
-        yield _of_own_samples(trial, shares, failed, each)
+    if each > 1 and not shares.whole_output:
+        yield (
+            _of_values_of_ranks(trial, shares, failed, each, where)
+            if where
+            else _of_own_samples(trial, shares, failed, each)
+        )
 
 
 def _dependence_on_sizes(trial: Trial, shares: _Shares, failed: Sibling, sizes: list[int], each: int) -> str:
@@ -328,6 +335,22 @@ def _of_own_samples(trial: Trial, shares: _Shares, failed: Sibling, each: int) -
         "each rank uses a mean or variance of its own samples: with the same samples on every rank it is right, and "
         "ranks return different outputs for one sample",
         holds,
+    )
+
+
+def _of_values_of_ranks(trial: Trial, shares: _Shares, failed: Sibling, each: int, where: str) -> Cause:
+    """Return the cause of a backward pass that is right if all ranks hold the same samples, and the same gradients."""
+    even = [each] * trial.world_size
+    rows = shares.repeated(sum(even))
+    holds = False
+    with suppress(Exception):  # of a layer that does not take such samples
+        different = shares.sibling(trial, failed, rows, even)
+        same = shares.sibling(trial, failed, rows[:each] * len(even), even, alike=True)
+        holds = trial.verdicts([different, same])[1]
+    return Candidate(
+        f"with the same samples on every rank it is right: {_OTHER_RANKS}{where}",
+        holds=lambda _: holds,
+        short="values of another rank",
     )
 
 

@@ -37,6 +37,10 @@ _STILL = (
 _STILL_BUFFERS = (
     "nothing updated these buffers: an average or a copy leaves buffers out, or no forward pass ran in training mode"
 )
+_OF_THESE = (
+    "; the other parameters are right, so it is no factor of the whole loss: these have a reduction, a group of ranks, "
+    "or a learning rate of their own"
+)
 _LOSS_SCALE = 2.0**8  # the least power of two that is taken for a loss scale
 
 
@@ -103,6 +107,11 @@ class Ways(NamedTuple):
     def cosine(self) -> float:
         """Return the cosine of the angle between the two ways."""
         return _compared(self.right, self.went)[1]
+
+    @property
+    def others_are_right(self) -> bool:
+        """Return whether other parameters move and are right, which no factor of the whole loss leaves so."""
+        return set(self.wrong) < set(self.learned)
 
     def is_factor(self, factor: float) -> bool:
         """Return whether they went ``factor`` times as far, and in the right direction.
@@ -189,11 +198,15 @@ def _of_ranks(ways: Ways) -> Iterator[Candidate[Ways]]:
 def _of_world_size(ways: Ways) -> Iterator[Candidate[Ways]]:
     n, what = ways.world_size, "statistics" if ways.of_buffers else "gradients"
     summed = f"as world_size is {n}: {what} are summed, not averaged, over ranks"
-    if ways.of_gradients:
+    if ways.others_are_right:
+        summed += _OF_THESE
+    elif ways.of_gradients:
         summed += " or as many micro-batches"
     elif not ways.of_buffers:
         summed += " or as many micro-batches, or the learning rate is multiplied by it"
     divided = f"as world_size is {n}: {what} are divided by it, or by as many micro-batches, once too often"
+    if ways.others_are_right:
+        divided = f"as world_size is {n}: {what} are divided by it once too often{_OF_THESE}"
     yield Candidate(summed, holds=lambda ways: ways.is_factor(n), short=f"{what} summed over ranks")
     yield Candidate(divided, holds=lambda ways: ways.is_factor(1 / n), short=f"{what} divided by world_size")
 
@@ -208,12 +221,23 @@ def _of_other_numbers(ways: Ways) -> Iterator[Candidate[Ways]]:
     large, small = ("as large", "too small") if ways.of_gradients else ("as far", "too short")
     those = "the gradients are" if ways.of_gradients else "it is"
     rate = "" if ways.of_gradients else ", or so many times the learning rate"
+    in_groups = number < ways.world_size and ways.world_size % number == 0
+    if ways.others_are_right:
+        ranks = f", as by the {number} ranks of a group" if in_groups else ""
+        yield Candidate(
+            f"{those} {number} times {large}: not divided{ranks}{_OF_THESE}",
+            holds=lambda ways: ways.is_factor(number),
+        )
+        yield Candidate(
+            f"{those} {number} times {small}: divided once too often{ranks}{_OF_THESE}",
+            holds=lambda ways: ways.is_factor(1 / number),
+        )
+        return
     yield Candidate(
         f"{those} {number} times {large}: a loss that is a sum over so many samples or micro-batches where their mean "
         f"is right{rate}",
         holds=lambda ways: ways.is_factor(number),
     )
-    in_groups = number < ways.world_size and ways.world_size % number == 0
     group = f", or by the {number} ranks of a group, as along one dimension of a mesh" if in_groups else ""
     yield Candidate(
         f"{those} {number} times {small}: divided by so many samples or micro-batches once too often{group}",

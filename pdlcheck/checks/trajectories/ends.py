@@ -69,6 +69,7 @@ class Goal(NamedTuple):
         precision: the tolerances.
         what: the name of the training, for messages.
         steps: the number of steps.
+        before: what the optimizers of each rank were given in one step less; empty in the first step.
     """
 
     begin: State
@@ -79,6 +80,7 @@ class Goal(NamedTuple):
     precision: Precision
     what: str
     steps: int
+    before: Sequence[Mapping[str, GivenToOptimizer]] = ()
 
 
 def goal_of(train: Train, start: nn.Module, taken: int, world: Any, world_size: int, precision: Precision) -> Goal:
@@ -220,7 +222,8 @@ def _cause(
     if untied and {f"parameter {name!r}" for names in untied for name in names} >= set(ways.wrong) != set():
         names = " and ".join(untied[0])
         return Diagnosis(fits=(f"{names} are one tensor in {goal.what}, and are no longer tied in this training",))
-    shown = diagnose_steps(ways, [end.given for end in ranks], rank, goal.given[rank])
+    before = goal.before[rank] if goal.before else {}
+    shown = diagnose_steps(ways, [end.given for end in ranks], rank, goal.given[rank], before)
     repeated = _repeated(again) if again is not None and ways.apart is None and ways.wrong else None
     if repeated is None:
         return shown if shown.fits else diagnose(ways, otherwise=otherwise, hints=shown.hints)

@@ -53,7 +53,7 @@ class _Steps(NamedTuple):
         return off <= max(1e-9, self.ways.precision.of_the_way) * float(theirs.double().norm())
 
 
-def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given) -> Diagnosis:
+def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given, before: Given) -> Diagnosis:
     """Return the causes that the optimizers' steps prove, and other differences as hints.
 
     Args:
@@ -61,6 +61,7 @@ def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given) 
         ranks: what the optimizers of every rank were given.
         rank: the wrong rank.
         right: what the optimizers of this rank were given in the right training.
+        before: what they were given in the right training of one step less; empty if there is none.
     """
     found, wrong = ranks[rank], [name for name in ways.wrong if name in right]
     if not wrong or not found or len(wrong) < len(ways.wrong):
@@ -84,6 +85,7 @@ def diagnose_steps(ways: Ways, ranks: Sequence[Given], rank: int, right: Given) 
         _of_counts(steps, ranks, rank),
         _of_ranks(steps, ranks),
         _of_settings(steps),
+        _of_kept_gradients(steps, before),
         _of_gradients(steps),
         hints=hints,
     )
@@ -134,6 +136,28 @@ def _of_settings(steps: _Steps) -> Iterator[Candidate[_Steps]]:
         yield Candidate.when(f"the gradients are right, and {text}", are_right)
 
 
+def _of_kept_gradients(steps: _Steps, before: Given) -> Iterator[Candidate[_Steps]]:
+    """Yield a cause if the gradients of the step before count again."""
+    if not before or any(name not in before or not before[name].is_torchs for name in steps.wrong):
+        return
+
+    def are_added(steps: _Steps) -> bool:
+        sides = (steps.found, steps.right, before)
+        columns = [[side[name].gradient for side in sides] for name in steps.wrong]
+        if any(one is None or one.shape != column[0].shape for column in columns for one in column):  # type: ignore[union-attr]
+            return False
+        ours, theirs, old = (torch.cat([_flat(one) for one in side]) for side in zip(*columns, strict=True))
+        return float((ours - theirs - old).norm()) <= max(1e-6, steps.ways.precision.of_the_way) * float(old.norm())
+
+    step = steps.right[steps.wrong[0]].steps
+    yield Candidate(
+        f"the gradients of step {step} are the right ones and those of step {step - 1} again: no zero_grad() comes "
+        "between the two steps, or it clears other tensors",
+        holds=lambda steps: steps.ways.apart is None and are_added(steps),
+        short="gradients that are not zeroed",
+    )
+
+
 def _of_gradients(steps: _Steps) -> Iterator[Candidate[_Steps]]:
     """Yield the causes of wrong gradients, if the optimizers do the same with them."""
     needed = [name for name in steps.wrong if _is_nonzero(steps.right[name].gradient)]
@@ -150,6 +174,7 @@ def _of_gradients(steps: _Steps) -> Iterator[Candidate[_Steps]]:
             return
         gradients = _gradients(steps.found, steps.right, steps.wrong, ways.precision, ways.world_size, ways.what)
         if gradients is not None:
+            gradients = gradients._replace(learned=ways.learned)
             for one in causes_of_gradients(gradients):
                 holds = one.holds is not None and one.holds(gradients)
                 yield Candidate(one.text, holds=lambda _, holds=holds: holds, short=one.short)  # type: ignore[misc]

@@ -87,9 +87,10 @@ def check_same_trajectory(
     if steps < 1:
         raise ValueError(f"check_same_trajectory compares after each step, it needs 1 step or more, got {steps}")
     precision = precision_of("check_same_trajectory", dtype)
-    start, moved = _model(make, seed, precision), False
+    start, moved, goal = _model(make, seed, precision), False, None
     for taken in range(1, steps + 1):
-        goal = goal_of(reference, start, taken, world, world_size, precision)
+        before = goal.given if goal is not None else ()
+        goal = goal_of(reference, start, taken, world, world_size, precision)._replace(before=before)
         found = ends_of(train, start, taken, world, world_size)
         who = f"{name_of(train)}: after {taken} step(s)"
         facts = case(world, world_size, steps=taken, seed=seed, dtype=_unusual(dtype))

@@ -194,6 +194,35 @@ class LosesWhatWasAccumulated(Plain):
         super().arm(grad)
 
 
+class WaitsForFrozenGradients(Plain):
+    """A wrapper that reduces one bucket for each dtype, and stops at a bucket without a gradient."""
+
+    def chosen(self):
+        dtypes = list(dict.fromkeys(parameter.dtype for parameter in self.module.parameters()))
+        buckets = [[p for p in super(WaitsForFrozenGradients, self).chosen() if p.dtype == dtype] for dtype in dtypes]
+        return [parameter for bucket in buckets if all(buckets) for parameter in bucket]
+
+
+class ReducesWhatTheLastPassUsed(Plain):
+    """A wrapper that reduces the parameters that some rank has used in the pass that it synchronises."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.used = set()
+        for parameter in super().chosen():
+            parameter.register_hook(lambda _, parameter=parameter: self.used.add(parameter))
+
+    def forward(self, *inputs):
+        self.used.clear()
+        return super().forward(*inputs)
+
+    def chosen(self):
+        own = super().chosen()
+        used = torch.tensor([float(parameter in self.used) for parameter in own])
+        dist.all_reduce(used)
+        return [parameter for parameter, count in zip(own, used, strict=True) if count]
+
+
 class LeavesSingleNumbersOut(Plain):
     def reduce(self, parameter):
         if parameter.dim():
@@ -264,6 +293,11 @@ def test_check_data_parallel_accepts(world, wrap, world_size):
             r"give \S+\n  likely cause  gradients are synchronised, or scaled, inside of no_sync\(\)",
         ),
         (LosesWhatWasAccumulated, r", accumulation without sync: rank 0 holds"),
+        (
+            WaitsForFrozenGradients,
+            r", a frozen layer of another dtype: .* of 'first.weight'[\s\S]*never synchronised",
+        ),
+        (ReducesWhatTheLastPassUsed, r", parameters used without sync only: .* of the gradient of '"),
         (LeavesSingleNumbersOut, r", a parameter without dimensions: .* of 'scale'[\s\S]*never synchronised"),
         (OnlyTheFirstPass, r", layers, after 3 passes or more: rank 0 holds [\s\S]*never synchronised"),
         (TensorOutputsOnly, r", outputs in nested containers: rank 0 holds [\s\S]*never synchronised"),
@@ -289,6 +323,17 @@ def test_what_a_wrapper_does_not_promise_is_not_asked_for(world):
     check_data_parallel(torchs_without_buffers, world, buffers=False)
     check_data_parallel(SkipsWhatItDoesNotUse, world, unused=False)
     check_data_parallel(SynchronisesInsideNoSync, world, no_sync=False)
+    check_data_parallel(ReducesWhatTheLastPassUsed, world, no_sync=False)
+    check_data_parallel(RefusesOtherDtypes, world)
+
+
+class RefusesOtherDtypes(Plain):
+    """A wrapper that keeps all parameters in one flat tensor, as FSDP1 does, and refuses other dtypes."""
+
+    def __init__(self, module):
+        if len({parameter.dtype for parameter in module.parameters()}) > 1:
+            raise ValueError("all parameters need one dtype")
+        super().__init__(module)
 
 
 def test_check_data_parallel_needs_two_ranks_and_the_context_that_is_promised(world):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from pdlcheck.checks import check_pipeline
+from pdlcheck.errors import CheckFailed
 
 MSE = nn.functional.mse_loss
 GENERATOR = torch.Generator().manual_seed(0)
@@ -51,6 +54,34 @@ class Stage(nn.Module):
 
 def check(start, make, world, **keywords):
     check_pipeline(start, make, MSE, BATCHES, world, world_size=2, n_microbatches=1, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "change", "cause"),
+    [
+        (
+            1,
+            lambda x: x,
+            "every micro-batch has the outputs of the one 1 later in the data: a stage is 1 micro-batch ahead",
+        ),
+        (
+            2,
+            lambda x: x,
+            "every micro-batch has the outputs of the one 2 later in the data: a stage is 2 micro-batches ",
+        ),
+        (0, lambda x: x.flip(0), "the outputs are right and stand at other samples, in the order [3, 2, 1, 0]"),
+        (1, lambda x: 2 * x, None),
+    ],
+)
+def test_a_stage_that_is_ahead_in_its_data_is_told(world, ahead, change, cause):
+    def start(model):
+        stage = Stage(model)
+        inputs = islice(cycle([x.double() for x, _ in BATCHES]), ahead, None)
+        return stage, lambda _, targets: stage.step(change(next(inputs)), targets)
+
+    with pytest.raises(CheckFailed) as raised:
+        check(start, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), world)
+    assert raised.value.cause is None if cause is None else raised.value.cause.startswith(cause)
 
 
 def linear():

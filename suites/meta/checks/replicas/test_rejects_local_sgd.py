@@ -113,6 +113,21 @@ class SkipsTheLastParameter(Trainer):
             mean_of(parameter.detach())
 
 
+class CountsParameters(Trainer):
+    """A trainer whose count of steps goes on at each parameter."""
+
+    every, count = 3, 0
+
+    def is_due(self):
+        return True
+
+    def average(self):
+        for parameter in self.model.parameters():
+            self.count += 1
+            if self.count % self.every == 0:
+                mean_of(parameter.detach())
+
+
 class KeepsMomentum(AverageMomentum):
     meet = Trainer.meet
 
@@ -205,7 +220,12 @@ WRONG = [
         {},
         "one step too early, .*=1 accepts; and each rank keeps its own buffers: they drift",
     ),
-    (SkipsTheLastParameter, {}, "after step 2 rank 0 holds .* of parameter '3.bias', replicas in one process hold"),
+    (
+        SkipsTheLastParameter,
+        {},
+        "'3.bias' never; the rule is after step 2, 4 and 6 for all: .* leaves out parameter '3",
+    ),
+    (CountsParameters, {}, "ranks agree on some parameters only: .*: a count of steps advances for each parameter"),
     (KeepsMomentum, ADAM_AVERAGE, "exp_avg of .*each rank keeps its own momentum, which momentum='keep' accepts\n"),
     (TakesMomentumOfRank0, ADAM_AVERAGE, "every rank takes the momentum of rank 0"),
     (AveragesTheFirstMomentOnly, ADAM_AVERAGE, "exp_avg_sq of .*only some of the optimizer's state is averaged"),

@@ -100,6 +100,59 @@ def test_accepts_statistics_of_all_samples(world, sizes):
     check(world, sizes)
 
 
+class AddOwnGradients(torch.autograd.Function):
+    """A sum over ranks whose backward pass takes the rank's own gradient for that of each rank."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * dist.get_world_size()
+
+
+class AddTopGradients(AddOwnGradients):
+    """A sum over ranks whose backward pass leaves small gradients out."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad * (grad.abs() > grad.abs().median())
+
+
+@pytest.mark.parametrize(("add", "said"), [(AddOwnGradients, True), (AddTopGradients, False)])
+def test_a_backward_pass_that_takes_values_of_a_wrong_rank_is_told(world, add, said):
+    cause = cause_of(world, [4, 4], lambda x: of_all(x, add.apply))
+    assert cause.startswith("with the same samples on every rank it is right: values of one rank, its own or") == said
+    assert cause.endswith("; outputs are right, so look at the backward pass") == said
+
+
+class LogOfSums(nn.Module):
+    """The logarithm of a sum of exponentials over all features."""
+
+    def __init__(self, join=lambda x: x, shift=0.0):
+        super().__init__()
+        self.join, self.shift = join, shift
+
+    def forward(self, x):
+        return self.join(x.exp().sum(-1)).log() + self.shift
+
+
+@pytest.mark.parametrize(("shift", "said"), [(0.0, True), (0.1, False)])
+def test_a_sum_of_exponentials_that_counts_each_on_all_ranks_is_told(world, shift, said):
+    with pytest.raises(CheckFailed) as caught:
+        check_sharded_layer(
+            lambda whole: LogOfSums(with_a_way_back, shift), LogOfSums, [samples(4)], world, world_size=2
+        )
+    assert (
+        "log(2) = 0.693147 too large: a sum of exponentials over ranks counts each" in str(caught.value.cause)
+    ) == said
+
+
 UNEVEN = "unlike numbers of samples are not taken into account"
 
 

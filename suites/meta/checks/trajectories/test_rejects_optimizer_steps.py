@@ -226,6 +226,23 @@ def test_a_parameter_without_a_gradient_is_named(world):
     assert error.cause.startswith("the optimizer got no gradient of parameter '0.weight' and 1 more (.grad is None)")
 
 
+@pytest.mark.parametrize(("left", "said"), [(1.0, True), (0.5, False)])
+def test_gradients_of_the_step_before_are_told_from_a_part_of_them(world, left, said):
+    def keeps(model, steps):
+        adam, rank, ranks = ADAM(model.parameters()), dist.get_rank(), dist.get_world_size()
+        for inputs, targets in batches(model, steps):
+            nn.functional.mse_loss(model(inputs[rank::ranks]), targets[rank::ranks]).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= ranks
+            adam.step()
+            for parameter in model.parameters():
+                parameter.grad *= left
+
+    error = rejected(world, keeps)
+    assert str(error.cause).startswith("the gradients of step 2 are the right ones and those of step 1 again") == said
+
+
 def test_what_changes_weights_outside_of_the_step_is_not_put_down_to_it(world):
     def decays(model, steps):
         ddp(model, steps)

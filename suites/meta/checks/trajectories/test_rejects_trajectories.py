@@ -238,6 +238,27 @@ def test_a_division_by_the_ranks_of_a_group_is_told_where_groups_may_have_so_man
     )
 
 
+@pytest.mark.parametrize(
+    ("factor", "cause"),
+    [
+        (2.0, "the gradients are 2 times as large: not divided, as by the 2 ranks of a group"),
+        (1 / 3, "the gradients are 3 times too small: divided once too often"),
+        (4.0, "as world_size is 4: gradients are summed, not averaged, over ranks"),
+    ],
+)
+def test_a_factor_of_some_parameters_is_no_factor_of_the_whole_loss(world, factor, cause):
+    def scaled_in_one_layer(parameter):
+        mean_in(torch.float64, parameter)
+        if parameter.shape == (8, 3):
+            parameter.grad *= factor
+
+    with pytest.raises(CheckFailed) as raised:
+        check_same_trajectory(training(scaled_in_one_layer), plainly, net, world, steps=1, world_size=4)
+    assert raised.value.cause.startswith(
+        f"{cause}; the other parameters are right, so it is no factor of the whole loss"
+    )
+
+
 class Centred(nn.Module):
     def __init__(self):
         super().__init__()
@@ -333,8 +354,11 @@ def test_what_a_step_leaves_to_the_next_is_told_from_what_is_wrong_in_each(world
     if zeroes:
         check_same_trajectory(training, plainly, net, world)
         return
-    with pytest.raises(AssertionError, match=r"after 2 step\(s\) rank 0 .*[\s\S]*all was right after 1 step"):
+    with pytest.raises(CheckFailed, match=r"after 2 step\(s\) rank 0 .*") as raised:
         check_same_trajectory(training, plainly, net, world)
+    assert raised.value.cause.startswith(
+        "the gradients of step 2 are the right ones and those of step 1 again: no zero"
+    )
 
 
 def in_parts(cut, model, steps):
