@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,23 @@ class Held:
 
     given: Tensor
     got: Any
+
+
+class _Refused:
+    """The result of a call that raised an error."""
+
+
+@dataclass(frozen=True)
+class _Refusing:
+    """A subject that returns :class:`_Refused` where it raises an error."""
+
+    subject: Callable[..., Any]
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        try:
+            return self.subject(*args, **keywords)
+        except Exception:
+            return _Refused()
 
 
 @dataclass(frozen=True)
@@ -154,6 +171,18 @@ class Calls:
             )
         return got
 
+    def with_strides(self) -> Calls | None:
+        """Return the calls with the same values in another order in memory; None if there is no other for them."""
+        inputs = [one.mT.contiguous().mT if one.dim() > 1 else one for one in self.inputs]
+        return None if any(one.is_contiguous() for one in inputs) else replace(self, inputs=inputs)
+
+    def results(self) -> list[Tensor] | None:
+        """Return the tensor that every rank got back, or else its argument; None if a rank refuses the argument."""
+        everyone = self._run({}, _Refusing(self.subject))
+        if any(isinstance(held.got, _Refused) for held in everyone):
+            return None
+        return [held.got if isinstance(held.got, Tensor) else held.given for held in everyone]
+
     def require(
         self,
         rank: int,
@@ -212,14 +241,13 @@ class Calls:
             case=self.facts,
         )
 
-    def _run(self, keywords: dict[str, Any]) -> list[Held]:
+    def _run(self, keywords: dict[str, Any], subject: Callable[..., Any] | None = None) -> list[Held]:
+        subject = subject or self.subject
         if self.ranks is None:
-            seen = self.world.run(_call, self.subject, self.inputs, None, keywords, world_size=len(self.inputs))
+            seen = self.world.run(_call, subject, self.inputs, None, keywords, world_size=len(self.inputs))
             return list(seen)
         # The world has one rank more than the group needs, so that the group is not the whole world.
-        everyone = self.world.run(
-            _call, self.subject, self.inputs, self.ranks, keywords, world_size=max(self.ranks) + 2
-        )
+        everyone = self.world.run(_call, subject, self.inputs, self.ranks, keywords, world_size=max(self.ranks) + 2)
         return [everyone[rank] for rank in self.ranks]
 
 

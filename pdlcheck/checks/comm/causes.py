@@ -11,7 +11,7 @@ from pdlcheck.checks.comm.reductions import SUM, Reduction, reductions_for
 from pdlcheck.checks.message import differs
 from pdlcheck.checks.rank_results import Table
 
-__all__ = ["of_another_root", "of_broadcast", "of_reduction", "of_reduction_rarely", "of_ring_pass"]
+__all__ = ["of_another_root", "of_broadcast", "of_reduction", "of_reduction_rarely", "of_ring_pass", "of_strides"]
 
 
 def of_broadcast(inputs: Sequence[Tensor], rank: int, src: int) -> Table:
@@ -101,3 +101,11 @@ def _wrong_factors(reduction: Reduction, inputs: Sequence[Tensor], rank: int) ->
         yield "it is the sum: it was not divided by world_size", total
         yield "it was divided by world_size twice", total / world_size / world_size
         yield "it is this rank's own input divided by world_size: nothing was added", own / world_size
+
+
+def of_strides(inputs: Sequence[Tensor], rank: int, found: Tensor) -> list[Table]:
+    """Return the causes of a wrong result for views, where the same values in contiguous memory give the right one."""
+    right = "with the same values in contiguous memory it is right"
+    copied = f"its own input came back: {right}; contiguous() copies a view, and the sum went into the copy"
+    strides = f"it depends on the strides of its argument: {right}; raise an error if it takes no views"
+    return [[(copied, inputs[rank])], [(strides, found)]]

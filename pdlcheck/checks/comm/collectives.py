@@ -49,6 +49,9 @@ def check_all_reduce(
     may be off by ``world_size * eps * mean(|x|)``, and a product by ``world_size * eps * |product|``. These are the
     bounds for ``world_size`` terms in any order. All other results must be exact.
 
+    Inputs of two or more dimensions are reduced once more, as transposed views. A function that takes only contiguous
+    tensors may raise an error for them, but not leave or return a wrong result.
+
     Args:
         all_reduce: called as ``all_reduce(tensor)``, or ``all_reduce(tensor, group=group)``, on every rank.
         inputs: the tensor of each rank. Small integers find the most faults, because their sum is exact in any order.
@@ -81,6 +84,11 @@ def check_all_reduce(
         # A maximum shows less about which ranks contributed.
         tables = [rings, usual, rare] if reduction.scale else [usual, rare, rings]
         calls.require(rank, found, expected, what, tables, contributions=inputs, rounding=rounding)
+    strided = calls.with_strides()
+    for rank, found in enumerate((strided.results() if strided is not None else None) or ()):
+        assert strided is not None  # else there are no results
+        tables = causes.of_strides(inputs, rank, found)
+        strided.require(rank, found, expected, what, tables, contributions=inputs, rounding=rounding)
 
 
 @takes_world

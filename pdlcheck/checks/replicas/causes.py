@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
 from pdlcheck.checks.evidence.exchanges import Exchange, why_apart
+from pdlcheck.checks.message import first_and_more
 from pdlcheck.checks.state import State
 
 __all__ = ["Differing", "diagnose"]
@@ -57,6 +58,7 @@ class Differing(NamedTuple):
         lacking: the parameters without a gradient that had one at the look before, with their numbers of elements.
         earlier: the ranks that hold the parameters of an earlier look, each with the number of that look.
         sync_every: the number of steps between two looks.
+        unwrapped: the parameters that DistributedDataParallel does not reduce, although its module has them.
     """
 
     where: int
@@ -67,11 +69,17 @@ class Differing(NamedTuple):
     lacking: Mapping[str, int]
     earlier: Mapping[int, int]
     sync_every: int
+    unwrapped: Sequence[str] = ()
 
     @property
     def kinds(self) -> set[str]:
         """Return which of parameters, gradients and buffers differ."""
         return {name.split()[0] for name in self.names}
+
+    @property
+    def parameters(self) -> set[str]:
+        """Return the parameters that differ, or whose gradients do."""
+        return {name.replace("gradient of", "parameter", 1) for name in self.names}
 
     @property
     def why_apart(self) -> str | None:
@@ -133,6 +141,17 @@ def diagnose(differing: Differing) -> Diagnosis:
         ],
         [Candidate(_SHAPES, holds=lambda one: _shapes_differ(one.names, one.values))],
         [Candidate(_INITIAL, holds=lambda one: one.where == 0 and one.kinds != {"buffer"})],
+        [
+            Candidate(
+                "gradients differ: DistributedDataParallel does not reduce that of "
+                f"{first_and_more(sorted(differing.parameters))}, which was assigned after the wrap, in place of the "
+                "parameter that it knows",
+                holds=lambda one: "gradient" in one.kinds and one.parameters <= set(one.unwrapped),
+                short="parameters that are not wrapped",
+            )
+        ]
+        if differing.unwrapped
+        else [],
         [Candidate.when(f"gradients differ: {differing.why_apart}{alone}", differing.why_apart is not None)],
         [Candidate(scaled, holds=lambda _: bool(factors), short="gradients times a factor of each rank")],
         [Candidate(_GRADIENTS + alone, holds=lambda one: "gradient" in one.kinds)],

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pdlcheck.checks.conditions import BUCKETS, meet
 from pdlcheck.checks.evidence.exchanges import Exchange, exchange_of, record_exchanges
 from pdlcheck.checks.message import Place, case, failure, made_by_start, name_of, takes_world
 from pdlcheck.checks.replicas.causes import Differing, diagnose
-from pdlcheck.checks.state import State, differing, digest, made_by, require_bits, state_of
+from pdlcheck.checks.state import State, differing, digest, made_by, plain_name, require_bits, state_of
+from pdlcheck.compat.torch.data_parallel import ignored_names, wrapped_parameters
 from pdlcheck.errors import Inconclusive
 
 __all__ = ["Look", "check_replicas_in_sync", "check_same_start", "require_in_sync"]
@@ -97,7 +99,15 @@ def require_in_sync(who: str, start: Start, world: Any, look: Look, *, world_siz
     when = "before the first step" if first.where == 0 else f"after step {first.where * look.sync_every}"
     values, exchanges = [trace.value for trace in traces], [trace.exchanges for trace in traces]
     seen = Differing(
-        first.where, first.names, look.gradients, values, exchanges, first.lacking, first.earlier, look.sync_every
+        first.where,
+        first.names,
+        look.gradients,
+        values,
+        exchanges,
+        first.lacking,
+        first.earlier,
+        look.sync_every,
+        first.unwrapped,
     )
     _raise_where_replicas_differ(
         f"{who}: replicas differ {when}",
@@ -146,6 +156,7 @@ class Trace:
     state. ``exchanges`` are what the rank exchanged before this state and before the one recorded earlier, empty if
     unknown. ``lacking`` are the parameters without a gradient that had one then, with their numbers of elements.
     ``earlier`` are the ranks that hold the parameters of an earlier state, each with the number of that state.
+    ``unwrapped`` are the parameters that torch's DistributedDataParallel does not reduce, although its module has them.
     """
 
     where: int | None
@@ -156,6 +167,7 @@ class Trace:
     exchanges: Sequence[Exchange] = ()
     lacking: Mapping[str, int] = field(default_factory=dict)
     earlier: Mapping[int, int] = field(default_factory=dict)
+    unwrapped: Sequence[str] = ()
 
 
 def _trace(start: Start, look: Look, seed: int) -> Trace:
@@ -187,6 +199,7 @@ def _trace(start: Start, look: Look, seed: int) -> Trace:
                 exchanges=exchanges,
                 lacking=_lacking(seen[: where + 1]),
                 earlier=_earlier(everyone, where, [name for name in names if name.startswith("parameter")]),
+                unwrapped=_unwrapped(module),
             )
     first, last = digest(seen[0]), digest(seen[-1])
     moved = any(first[name] != last.get(name) for name in first if name.startswith("parameter"))
@@ -199,6 +212,21 @@ def _earlier(digests: Sequence[Sequence[Mapping[str, str]]], where: int, names: 
     held = [[tuple(state.get(name) for name in names) for state in states[: where + 1]] for states in digests]
     then = {parameters: number for number in range(where) for parameters in (own[number] for own in held)}
     return {rank: then[own[where]] for rank, own in enumerate(held) if names and own[where] in then}
+
+
+def _unwrapped(module: nn.Module) -> list[str]:
+    """Return the parameters in a wrapper of torch's that require a gradient, and that it does not know."""
+    names: list[str] = []
+    for prefix, one in module.named_modules():
+        if isinstance(one, DistributedDataParallel):
+            known = {id(parameter) for parameter in wrapped_parameters(one)}
+            ignored = {f"module.{name}" for name in ignored_names(one.module)}
+            names += [
+                f"parameter {plain_name(f'{prefix}.{name}'.lstrip('.'))!r}"
+                for name, parameter in one.named_parameters()
+                if parameter.requires_grad and id(parameter) not in known and name not in ignored
+            ]
+    return names
 
 
 def _conditions(calls: Sequence[int]) -> dict[str, bool]:

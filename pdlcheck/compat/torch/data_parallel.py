@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Joinable
 from pdlcheck.compat.private import take, uses
 from pdlcheck.compat.torch.dynamo import skip_frames
 
-__all__ = ["device_index", "ignore_names", "ignored_names", "is_joining"]
+__all__ = ["device_index", "ignore_names", "ignored_names", "is_joining", "wrapped_parameters"]
 
 device_index: Callable[[int | torch.device, bool], int] = take(
     "torch._utils._get_device_index",
@@ -32,6 +32,16 @@ def ignored_names(module: nn.Module) -> set[str]:
 def ignore_names(module: nn.Module, names: Iterable[str]) -> None:
     """Let data parallel wrappers of a module ignore these parameters and buffers."""
     setattr(module, "_ddp_params_and_buffers_to_ignore", names)  # noqa: B010 - a module's types allow no such attribute
+
+
+@uses(
+    "torch.nn.parallel.DistributedDataParallel._module_parameters",
+    lost="parameters that took the place of wrapped ones are not named as a cause",
+)
+def wrapped_parameters(wrapper: nn.parallel.DistributedDataParallel) -> Iterable[nn.Parameter]:
+    """Return the parameters whose gradients a wrapper reduces; those of the module may be others by now."""
+    parameters: Iterable[nn.Parameter] = wrapper._module_parameters
+    return parameters
 
 
 @uses("torch.distributed.algorithms.join.Joinable._join_config", lost="DistributedDataParallel.join does not work")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pdlcheck import checks
 from pdlcheck.checks import check_all_gather, check_all_reduce, check_broadcast, check_reduce_scatter, rank_results
+from pdlcheck.errors import CheckFailed
 from pdlcheck.worlds import get_world
 
 WHOLE = [torch.arange(12.0).view(3, 4) + 100 * rank for rank in range(3)]
@@ -53,9 +54,39 @@ def without_imaginary_parts(tensor, group=None):
 
 def test_check_all_reduce_gives_a_strided_view_as_it_is(world):
     check_all_reduce(summed, STRIDED, world)
-    check_all_reduce(summed_in_what_may_be_a_copy, WHOLE, world)
+    check_all_reduce(summed_in_what_may_be_a_copy, [whole.flatten() for whole in WHOLE], world)
     with pytest.raises(AssertionError, match=r"never reduced\n  case .* strides=\[\(4, 1\), \(4, 1\), \(4, 1\)\]"):
         check_all_reduce(summed_in_what_may_be_a_copy, STRIDED, world)
+
+
+def summed_as_it_lies(tensor, group=None):
+    """Add in the order of memory, and return a tensor of another order."""
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    dist.all_reduce(flat, group=group)
+    return flat.view(tensor.shape)
+
+
+@pytest.mark.parametrize(
+    ("broken", "cause"),
+    [
+        (
+            summed_in_what_may_be_a_copy,
+            "its own input came back: with the same values in contiguous memory it is right;",
+        ),
+        (summed_as_it_lies, "it depends on the strides of its argument: with the same values in contiguous memory"),
+    ],
+)
+def test_check_all_reduce_lays_contiguous_inputs_in_another_order(world, broken, cause):
+    with pytest.raises(CheckFailed) as raised:
+        check_all_reduce(broken, WHOLE, world)
+    assert raised.value.cause.startswith(cause)
+
+
+def test_an_all_reduce_that_refuses_views_passes(world):
+    check_all_reduce(lambda tensor: dist.all_reduce(tensor.view(-1)), WHOLE, world)
+    with pytest.raises(CheckFailed) as raised:
+        check_all_reduce(never_reduced, WHOLE, world)
+    assert "contiguous" not in raised.value.cause
 
 
 def test_check_all_gather_gives_a_strided_view_as_it_is(world):
