@@ -17,7 +17,12 @@ from pdlcheck.checks.evidence.recomputations import record_redrawn
 from pdlcheck.checks.message import Place, failure, first_and_more, first_index, name_of, show
 from pdlcheck.checks.state import State, plain_name, state_of, tied_names, wants_another_dtype
 from pdlcheck.checks.trajectories.causes import Ways, diagnose, how_far, how_ranks_differ
-from pdlcheck.checks.trajectories.passes import diagnose_own_factor, diagnose_weights, weights_of_passes
+from pdlcheck.checks.trajectories.passes import (
+    diagnose_own_factor,
+    diagnose_weights,
+    diagnose_weights_of_some,
+    weights_of_passes,
+)
 from pdlcheck.checks.trajectories.precision import Precision
 from pdlcheck.checks.trajectories.rounding import Rounding, or_zeros
 from pdlcheck.checks.trajectories.steps import diagnose_steps, hidden_factor
@@ -239,7 +244,11 @@ def _cause(
     if redrawn := repeated[rank].redrawn:
         layers = first_and_more([*map(repr, redrawn)])
         return Diagnosis(fits=(f"the backward pass runs layer {layers} again {_REDRAWN}",))
-    of_passes = diagnose_weights(weights) if weights is not None else of_weights
+    of_passes = (
+        diagnose_weights(weights)
+        if weights is not None
+        else diagnose_weights_of_some(ways.wrong, given, rank, goal.given[rank], allowed, goal.what)
+    )
     return of_passes if of_passes.fits else of_weights
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pdlcheck.checks.diagnosis import Candidate, Diagnosis, explain
+from pdlcheck.checks.message import first_and_more
 from pdlcheck.checks.trajectories.steps import Given
 
-__all__ = ["Weights", "diagnose_own_factor", "diagnose_weights", "weights_of_passes"]
+__all__ = ["Weights", "diagnose_own_factor", "diagnose_weights", "diagnose_weights_of_some", "weights_of_passes"]
 
 _MOST = 64  # backward passes of all ranks in a step
 _CONDITION = 1e-4  # the least ratio of singular values at which weights are told apart
@@ -123,6 +124,24 @@ def diagnose_weights(weights: Weights) -> Diagnosis:
     if weights.factor is not None:
         return Diagnosis()
     return explain(weights, _of_clipping(weights), _of_passes_left_out(weights), _of_other_weights(weights))
+
+
+def diagnose_weights_of_some(
+    names: Sequence[str], again: Sequence[Given], rank: int, right: Given, allowed: float, what: str
+) -> Diagnosis:
+    """Return how the training weighs backward passes in some of the wrong parameters, if it does in no other way.
+
+    The arguments are those of :func:`weights_of_passes`, which knows no weights for all of the parameters. A loss of
+    several terms, of which one is weighed otherwise, has such gradients: all terms reach the other parameters.
+    """
+    found = {name: weights_of_passes([name], again, rank, right, allowed, what) for name in names}
+    fits = {name: diagnose_weights(one).fits for name, one in found.items() if one is not None}
+    texts = {name: text for name, (text, *_) in ((name, some) for name, some in fits.items() if some)}
+    if len(set(texts.values())) != 1 or len(texts) == len(names):
+        return Diagnosis()
+    of, text = first_and_more([*texts]), next(iter(texts.values()))
+    others = first_and_more([name for name in names if name not in texts])
+    return Diagnosis(fits=(f"in {of} {text}; {others} may be wrong by that alone, as if one term of the loss is",))
 
 
 def _of_clipping(weights: Weights) -> Iterator[Candidate[Weights]]:
