@@ -74,7 +74,7 @@ class Router(nn.Module):
     "Megatron-LM mixture-of-experts router",
     check="check_sharded_layer",
     judged="none",
-    why="the fault lies in what the program reads after the reduction, and no other division of the samples makes it right",
+    why="the fault lies in what the program reads after the reduction; no other division of the samples makes it right",
 )
 def overwrites_its_own_counts(broken, world):
     """Reduce the counts of tokens in place, and take the number of the rank's own tokens from them afterwards."""
