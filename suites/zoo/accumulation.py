@@ -48,7 +48,7 @@ def cross_entropy(model, tokens, targets, reduction="mean"):
     "ga-mean-of-means",
     "transformers #34242",
     check="check_same_trajectory",
-    cause=r"micro-batches weigh otherwise: .* a mean of means, where the samples or tokens of each are not counted",
+    cause=r"micro-batches have wrong weights: .* a mean of means, which ignores the numbers of samples or tokens",
 )
 def averages_the_means_of_microbatches(broken, world):
     """Gradient accumulation averages the mean losses of micro-batches that have different numbers of tokens."""

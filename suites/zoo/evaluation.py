@@ -162,8 +162,8 @@ def run_plateau(broken, world, **how):
     "accelerate #3797",
     check="check_same_trajectory",
     judged="missed",
-    why="bad epochs count double, but 4 steps have too few of them to exceed the patience; a longer run by itself would go "
-    "past the data of many tests; steps=12 shows the bug",
+    why="bad epochs count double, but 4 steps have too few of them to exceed the patience; a longer run might "
+    "go past the data of many tests; steps=12 shows the bug",
     also=lambda broken, world: run_plateau(broken, world, steps=12),
 )
 def steps_the_plateau_scheduler_for_every_process(broken, world):

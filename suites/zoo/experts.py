@@ -145,7 +145,7 @@ TOKENS = torch.randn(4, 12, HIDDEN, generator=torch.Generator().manual_seed(9), 
     "expert-gradients-times-ep-size",
     "Megatron-LM #5656, PR #5956; pytorch #160285",
     check="check_same_trajectory",
-    cause="not divided, as by the 2 ranks of a group; the other parameters are right, so it is no factor of the",
+    cause="not divided, as by the 2 ranks of a group; the other parameters are right, so not the whole",
 )
 def averages_experts_over_their_replicas_only(broken, world):
     """Divide the gradients of experts by the number of their replicas, although the tokens come from all ranks."""

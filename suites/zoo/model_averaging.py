@@ -186,7 +186,7 @@ def averages_a_count_of_integers(broken, world):
     "localsgd-counter-per-parameter",
     "pytorch PostLocalSGDOptimizer",
     check="check_local_sgd",
-    cause="ranks agree on some parameters only: .*: a count of steps advances for each parameter, not for each step",
+    cause="parameters are averaged after different steps: .*: a count of steps goes on at each parameter, not at",
 )
 def counts_a_step_for_every_parameter(broken, world):
     """Call the averager once for each parameter, which counts calls as steps."""

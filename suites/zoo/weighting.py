@@ -162,7 +162,7 @@ class MultiTokenModel(nn.Module):
     "local-token-count-in-branch",
     "Megatron-LM #7452",
     check="check_same_trajectory",
-    cause="in parameter 'heads.1.weight' and 1 more ranks weigh otherwise: .* where the samples or tokens of each are",
+    cause="in parameter 'heads.1.weight' and 1 more, ranks have wrong weights: .* which ignores the numbers of samples",
 )
 def divides_one_loss_by_the_tokens_of_the_rank(broken, world):
     """Divide the multi-token loss by the tokens of the rank, and the main loss by those of all ranks."""

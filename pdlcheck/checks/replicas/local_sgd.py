@@ -316,19 +316,19 @@ def _of_unlike_rounds(found: list[Trace], steps: int, rule: Rule) -> Iterator[Ca
     )
     due = _after_steps([step + 1 for step in range(steps) if rule.meets(step)])
     why = (
-        "a count of steps advances for each parameter, not for each step"
+        "a count of steps goes on at each parameter, not at each step"
         if len(rounds) > 2 or () not in rounds
         else f"the average leaves out {first_and_more(rounds[()])}"
     )
     yield Candidate(
-        f"ranks agree on some parameters only: {told}; the rule is {due} for all: {why}",
+        f"parameters are averaged after different steps: {told}; by the rule all are averaged {due}: {why}",
         holds=lambda _: len(rounds) > 1,
         short="parameters that are averaged at different times",
     )
 
 
 def _after_steps(steps: Sequence[int]) -> str:
-    return f"after step {listed(steps)}" if steps else "never"
+    return f"after step{'s' * (len(steps) > 1)} {listed(steps)}" if steps else "never"
 
 
 def _divisor(have: dict[str, Tensor], want: dict[str, Tensor], count: int) -> str | None:

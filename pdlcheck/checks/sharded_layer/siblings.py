@@ -32,9 +32,7 @@ _NUMBERS = (
     "unlike numbers of samples are not taken into account, as in a mean of the ranks' means, or in a division by "
     "world_size times the rank's own number"
 )
-_OTHER_RANKS = (
-    "values of one rank, its own or those of a wrong rank, are used where those of another rank, or of all, belong"
-)
+_OTHER_RANKS = "a rank uses its own values, or those of a wrong rank, in place of those of another rank or of all ranks"
 _EMPTY = "the code does not provide for a rank without samples"
 _NAN = "; NaN is 0 / 0, as the mean of no samples or the unbiased variance of one"
 

@@ -38,8 +38,8 @@ _STILL_BUFFERS = (
     "nothing updated these buffers: an average or a copy leaves buffers out, or no forward pass ran in training mode"
 )
 _OF_THESE = (
-    "; the other parameters are right, so it is no factor of the whole loss: these have a reduction, a group of ranks, "
-    "or a learning rate of their own"
+    "; the other parameters are right, so not the whole loss is wrong: these parameters have a reduction, a group of "
+    "ranks, a learning rate or a term of the loss of their own"
 )
 _LOSS_SCALE = 2.0**8  # the least power of two that is taken for a loss scale
 
@@ -163,10 +163,10 @@ def causes_of_gradients(ways: Ways) -> Iterator[Candidate[Ways]]:
         reasons = "a loss scaled in another way, as by a number of tokens, or clipping by another norm"
         if _is_round(right) != _is_round(found):
             clipped, other = (ways.what, "this training") if _is_round(right) else ("this training", ways.what)
-            reasons = f"{clipped} clips them to this norm, and {other} does not, or by another norm"
+            reasons = f"{clipped} clips to its norm, and {other} does not clip, or by another norm"
         yield Candidate(
-            f"the optimizer got the gradients of {ways.what} times {ways.times:.6g}, all of them, of norm {found:.6g} "
-            f"instead of {right:.6g}: {reasons}",
+            f"all gradients that the optimizer got are those of {ways.what} times {ways.times:.6g}: their norm is "
+            f"{found:.6g}, that of {ways.what} {right:.6g}: {reasons}",
             holds=lambda ways: ways.cosine > _ALONG and abs(ways.times - 1) > max(1e-6, ways.precision.of_the_way),
             short="a factor of all gradients",
         )

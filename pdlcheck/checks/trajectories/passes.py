@@ -141,7 +141,7 @@ def diagnose_weights_of_some(
         return Diagnosis()
     of, text = first_and_more([*texts]), next(iter(texts.values()))
     others = first_and_more([name for name in names if name not in texts])
-    return Diagnosis(fits=(f"in {of} {text}; {others} may be wrong by that alone, as if one term of the loss is",))
+    return Diagnosis(fits=(f"in {of}, {text}; if one term of the loss is so, {others} may be wrong by that, too",))
 
 
 def _of_clipping(weights: Weights) -> Iterator[Candidate[Weights]]:
@@ -173,14 +173,14 @@ def _of_other_weights(weights: Weights) -> Iterator[Candidate[Weights]]:
     ranks, passes = weights.found.shape
     parts = "ranks" if passes == 1 else "micro-batches" if ranks == 1 else "ranks and their micro-batches"
     alike = not _differ(weights.found, weights.found.mean())
-    ours = f"all alike, {_told(weights.found[:1, :1])} times" if alike else f"{_told(weights.found)} times"
+    ours = f"each counts {_told(weights.found[:1, :1])} times" if alike else f"they count {_told(weights.found)} times"
     why = (
-        "a mean of means, where the samples or tokens of each are not counted"
+        "a mean of means, which ignores the numbers of samples or tokens"
         if alike
         else "each is scaled, or divided by a number of samples or tokens, of its own"
     )
-    theirs = f"those of {weights.what} {_told(weights.right)} times"
-    yield Candidate.when(f"{parts} weigh otherwise: their gradients count {ours}, {theirs}: {why}", True)
+    theirs = f"{_told(weights.right)} times in that of {weights.what}"
+    yield Candidate.when(f"{parts} have wrong weights: {ours} in the gradient, but {theirs}: {why}", True)
 
 
 def _joined(tensors: Sequence[Tensor | None]) -> Tensor:

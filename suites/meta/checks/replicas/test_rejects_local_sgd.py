@@ -223,9 +223,13 @@ WRONG = [
     (
         SkipsTheLastParameter,
         {},
-        "'3.bias' never; the rule is after step 2, 4 and 6 for all: .* leaves out parameter '3",
+        "'3.bias' never; by the rule all are averaged after steps 2, 4 and 6: .* leaves out parameter '3",
     ),
-    (CountsParameters, {}, "ranks agree on some parameters only: .*: a count of steps advances for each parameter"),
+    (
+        CountsParameters,
+        {},
+        "parameters are averaged after different steps: .*: a count of steps goes on at each parameter",
+    ),
     (KeepsMomentum, ADAM_AVERAGE, "exp_avg of .*each rank keeps its own momentum, which momentum='keep' accepts\n"),
     (TakesMomentumOfRank0, ADAM_AVERAGE, "every rank takes the momentum of rank 0"),
     (AveragesTheFirstMomentOnly, ADAM_AVERAGE, "exp_avg_sq of .*only some of the optimizer's state is averaged"),

@@ -127,7 +127,7 @@ class AddTopGradients(AddOwnGradients):
 @pytest.mark.parametrize(("add", "said"), [(AddOwnGradients, True), (AddTopGradients, False)])
 def test_a_backward_pass_that_takes_values_of_a_wrong_rank_is_told(world, add, said):
     cause = cause_of(world, [4, 4], lambda x: of_all(x, add.apply))
-    assert cause.startswith("with the same samples on every rank it is right: values of one rank, its own or") == said
+    assert cause.startswith("with the same samples on every rank it is right: a rank uses its own values") == said
     assert cause.endswith("; outputs are right, so look at the backward pass") == said
 
 

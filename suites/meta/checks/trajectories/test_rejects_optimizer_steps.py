@@ -65,7 +65,7 @@ def rejected(world, train, reference=plainly, **more):
         (2.0, "as world_size is 2: gradients are summed, not averaged, over ranks"),
         (0.5, "as world_size is 2: gradients are divided by it, or by as many micro-batches, once too often"),
         (7.0, "the gradients are 7 times as large"),
-        (1.5, "the optimizer got the gradients of plainly times 1.5, all of them"),
+        (1.5, "all gradients that the optimizer got are those of plainly times 1.5: their norm"),
     ],
 )
 def test_a_factor_that_adam_hides_is_found(world, factor, cause):

@@ -126,7 +126,7 @@ def one_is_another(parameter):
 
 def test_a_mean_over_uneven_shares_is_told_from_other_faults(world):
     """A plain mean over uneven shares changes all weights, on all ranks in the same way."""
-    told = "ranks weigh otherwise: their gradients count all alike, 0.333 times, those of plainly 0.375, 0.375 and 0.25"
+    told = "ranks have wrong weights: each counts 0.333 times in the gradient, but 0.375, 0.375 and 0.25 times in that"
     check_same_trajectory(training(weighted), plainly, net, world, world_size=3)
     with pytest.raises(AssertionError, match=rf"\n  likely cause +{told}"):
         check_same_trajectory(training(mean), plainly, net, world, world_size=3)
@@ -254,9 +254,7 @@ def test_a_factor_of_some_parameters_is_no_factor_of_the_whole_loss(world, facto
 
     with pytest.raises(CheckFailed) as raised:
         check_same_trajectory(training(scaled_in_one_layer), plainly, net, world, steps=1, world_size=4)
-    assert raised.value.cause.startswith(
-        f"{cause}; the other parameters are right, so it is no factor of the whole loss"
-    )
+    assert raised.value.cause.startswith(f"{cause}; the other parameters are right, so not the whole loss is wrong")
 
 
 class Centred(nn.Module):
@@ -282,7 +280,7 @@ def of_one_and_a_half(parameter):
 
 def test_any_other_factor_is_told_with_what_may_make_it(world):
     one = functools.partial(train, of_one_and_a_half)
-    cause = "likely cause +the optimizer got the gradients of plainly times 1.5, all of them, .*: a loss scaled"
+    cause = "likely cause +all gradients that the optimizer got are those of plainly times 1.5: .*: a loss scaled"
     with pytest.raises(AssertionError, match=rf"they went 1.5 times as far in .*\n.*{cause}"):
         check_same_trajectory(one, plainly, net, world, steps=1)
 

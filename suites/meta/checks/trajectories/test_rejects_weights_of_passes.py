@@ -101,7 +101,7 @@ def clip(model):
     clip_grad_norm_(model.parameters(), 0.01)
 
 
-ALIKE = "their gradients count all alike, {} times, those of plainly {} times: a mean of means"
+ALIKE = "each counts {} times in the gradient, but {} times in that of plainly: a mean of means"
 RIGHT = {
     "micro-batches": (training(of_sums(2, 1)), reference(2, 1), 1),
     "ranks": (training(of_sums(1, 2)), reference(1, 2), 2),
@@ -114,7 +114,7 @@ WRONG = {
         training(of_means(1)),
         reference(1, 2),
         2,
-        f"ranks weigh otherwise: {ALIKE.format('0.5', '0.625 and 0.375')}",
+        f"ranks have wrong weights: {ALIKE.format('0.5', '0.625 and 0.375')}",
     ),
     "both": (training(of_means(2)), reference(2, 2), 2, ALIKE.format("0.5", "0.625, 0.375, 0.75 and 0.25")),
     "cleared": (

@@ -77,9 +77,9 @@ def test_a_loss_whose_terms_weigh_alike_passes(world):
     [
         (
             training(second_by_own),
-            "in parameter 'heads.1.weight' and 1 more ranks weigh otherwise: their gradients count",
+            "in parameter 'heads.1.weight' and 1 more, ranks have wrong weights: each counts 0.5 times",
         ),
-        (training(both_by_own), "ranks weigh otherwise: their gradients count all alike, 0.5 times, those of plainly"),
+        (training(both_by_own), "ranks have wrong weights: each counts 0.5 times in the gradient, but"),
         (training(by_all, twist), "None"),
     ],
 )
