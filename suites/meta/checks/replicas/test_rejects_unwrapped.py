@@ -50,7 +50,9 @@ def test_a_parameter_that_took_the_place_of_a_wrapped_one_is_named(world):
     assert cause_of(world, replaced) == cause
 
 
-@pytest.mark.parametrize(("change", "sync", "frozen"), [(nothing, False, False), (unfrozen, True, True)])
+@pytest.mark.parametrize(
+    ("change", "sync", "frozen"), [(nothing, False, False), (replaced, False, False), (unfrozen, True, True)]
+)
 def test_other_gradients_that_are_not_reduced_are_not_put_down_to_it(world, change, sync, frozen):
     assert "does not reduce that of" not in cause_of(world, change, sync, frozen)
 
