@@ -13,6 +13,7 @@ from pdlcheck import __version__
 from pdlcheck.benchmarking.command import add_bench_command, run_bench_command
 from pdlcheck.comparison.command import add_compare_command, run_compare_command
 from pdlcheck.exit_codes import FAILED, HELD, INTERRUPTED, USAGE
+from pdlcheck.explanation.command import add_explain_command, run_explain_command
 from pdlcheck.extras import MissingExtra
 from pdlcheck.presentation.command import add_report_command, run_report_command
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
@@ -28,6 +29,7 @@ SUITED = worlds_on("cpu")  # the suites use CPU tensors
 EXAMPLES = """\
 examples:
   pdlcheck run -n 4 train.py             a training script on four simulated ranks
+  pdlcheck explain dumps/                what the dumps of torch's Flight Recorder show
   pdlcheck verify                        the suites on every world that works here, then real input
   pdlcheck verify --world sim            on simulated ranks only
   pdlcheck verify --examples 200         try harder
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot write must not end the command
     commands = {
         "run": run_run_command,
+        "explain": run_explain_command,
         "verify": _verify,
         "bench": run_bench_command,
         "compare": run_compare_command,
@@ -100,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pdlcheck {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_run_command(commands, raw)
+    add_explain_command(commands, raw)
     verify = commands.add_parser(
         "verify",
         help="run the suites and the primitives on real input",

@@ -1,0 +1,1 @@
+"""Reports and dumps of a hang, in words: ``pdlcheck explain``."""
