@@ -21,6 +21,8 @@ __all__ = [
     "RankFailed",
     "RankStalled",
     "RankTimeout",
+    "RanksDiffer",
+    "RanksDifferWarning",
     "ScheduleNotFollowed",
     "SetOrderWarning",
     "SharedTensorWarning",
@@ -237,6 +239,21 @@ class RankTimeout(PdlcheckError):
     stacks: Sequence[str]
 
 
+class RanksDiffer(PdlcheckError):
+    """A state of a training that differs between ranks, found by ``pdlcheck.watch``; every rank raises the same.
+
+    Fields: ``step``, the number of steps taken, 0 before the first; ``kind``, such as ``"parameters"``; ``tensor``, the
+    name of the first tensor or setting that differs, or None; ``rank``, the first rank that differs from the most;
+    ``cause``, the likely cause.
+    """
+
+    step: int
+    kind: str
+    tensor: str | None
+    rank: int
+    cause: str
+
+
 class ScheduleNotFollowed(PdlcheckError):
     """A recorded choice that could not be made: the program, its input or its world size differs from the recording."""
 
@@ -267,6 +284,10 @@ class WorldTooSmall(WorldUnavailable):
 
     world_size: int
     available: int
+
+
+class RanksDifferWarning(UserWarning):
+    """A training whose ranks hold different states; ``pdlcheck.watch(..., on_violation="warn")`` gives it."""
 
 
 class SetOrderWarning(UserWarning):
