@@ -22,7 +22,10 @@ _NOT_AVERAGED = (
     "a clip with its own norm"
 )
 _START = "the first weights were not broadcast, or a rank changed or loaded its own after the broadcast"
-_START_BUFFERS = "the buffers were not broadcast, or a rank changed or loaded its own after the broadcast"
+_START_BUFFERS = (
+    "the buffers were not broadcast, or each rank updated them from its own samples in the first forward pass, which "
+    "buffers=False accepts"
+)
 _START_OPTIMIZER = "the state of the optimizer was loaded on some ranks only, or from different files"
 _START_SETTINGS = "the ranks made their optimizers with different settings"
 _SETTINGS = "a scheduler, or other code that sets it, ran on some ranks only, or not equally often"

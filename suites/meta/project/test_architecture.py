@@ -72,6 +72,7 @@ MAY_IMPORT = {
         "whole_numbers",
         "worlds",
     },
+    "watching": {"errors", "uncompiled"},
     "plugin": {"compat", "errors", "harness", "item_runners", "launch", "worlds"},
     "whole_numbers": set(),
 }
