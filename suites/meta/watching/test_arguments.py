@@ -52,16 +52,14 @@ def test_a_process_group_is_needed():
 def test_flat_parameters_of_fsdp1_are_refused():
     model = nn.Module()
     model.register_parameter("_flat_param", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ValueError, match="watch cannot compare FSDP1.*use fully_shard"):
+    with pytest.raises(ValueError, match=r"watch cannot compare FSDP1.*use fully_shard"):
         pdlcheck.watch(model, plain_sgd(model))
 
 
 def test_arguments_that_differ_between_ranks_are_refused_on_every_rank():
     def call():
         model = nn.Linear(2, 1)
-        with pytest.raises(
-            ValueError, match="the same arguments on every rank: rank 1 has every=11, rank 0 has every=10"
-        ):
+        with pytest.raises(ValueError, match="arguments on every rank: rank 1 has every=11, rank 0 has 10"):
             pdlcheck.watch(model, plain_sgd(model), every=10 + dist.get_rank())
 
     SIM.run(call, world_size=3)
@@ -94,11 +92,8 @@ def test_ranks_with_other_numbers_of_steps_deadlock():
             if not (step == 1 and dist.get_rank() == 1):
                 optimizer.step()
 
-    with pytest.raises(Deadlock, match="rank 0: blocked in all_reduce.*at .*watching") as raised:
+    with pytest.raises(Deadlock, match=r"rank 0: blocked in all_reduce.*at .*watching"):
         SIM.run(call, world_size=2)
-    assert "Likely cause: a rank has failed, has no watcher, or has taken another number of steps." in "".join(
-        raised.value.__notes__
-    )
 
 
 def hangs():
