@@ -100,6 +100,9 @@ def require_same_arguments(arguments: Mapping[str, object], group: Any, ranks: R
 
 def device_of(model: nn.Module, group: Any) -> torch.device:
     """Return where the group communicates: the CPU for gloo and MPI, else the device of the model."""
-    if dist.get_backend(group) in ("gloo", "mpi"):
+    backend = dist.get_backend(group)
+    if backend in ("gloo", "mpi"):
         return torch.device("cpu")
+    if backend == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
     return next((one.device for one in model.parameters()), torch.device("cpu"))

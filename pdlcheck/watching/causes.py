@@ -21,6 +21,8 @@ _NOT_AVERAGED = (
     "the gradients were not averaged over these ranks in this step, or a rank changed them after that, for example by "
     "a clip with its own norm"
 )
+_REPLICATED = "; if these ranks work on the same samples, their inputs or random numbers differ"
+_START_SCALER = "the state of the scaler was loaded on some ranks only, or the ranks made it with different settings"
 _START = "the first weights were not broadcast, or a rank changed or loaded its own after the broadcast"
 _START_BUFFERS = (
     "the buffers were not broadcast, or each rank updated them from its own samples in the first forward pass, which "
@@ -54,6 +56,7 @@ class Evidence(NamedTuple):
         differences: the entries that differ.
         gradients: whether gradients were compared.
         parameters: the number of parameters that were compared.
+        world_size: the number of ranks that were compared.
     """
 
     step: int
@@ -62,6 +65,7 @@ class Evidence(NamedTuple):
     differences: Sequence[Difference]
     gradients: bool
     parameters: int
+    world_size: int
 
     @property
     def main_kind(self) -> str:
@@ -106,7 +110,10 @@ def _gradients(seen: Evidence) -> str:
             f"on {ranks_of(ranks)} the backward pass did not reach this parameter, and the gradients were not averaged "
             "over the ranks, or only those that exist"
         )
-    return _OTHER_MODELS if any(not one.same_text for one in found) else _NOT_AVERAGED
+    if any(not one.same_text for one in found):
+        return _OTHER_MODELS
+    some = any(len(one.texts) < seen.world_size for one in found)
+    return f"{_NOT_AVERAGED}{_REPLICATED if some else ''}"
 
 
 def _settings(seen: Evidence) -> str:
@@ -123,7 +130,7 @@ def _buffers(seen: Evidence) -> str:
 
 _CAUSES: dict[str, Callable[[Evidence], str]] = {  # what explains others comes first
     "steps": lambda seen: _STEPS,
-    "scaler": lambda seen: _SCALE,
+    "scaler": lambda seen: _SCALE if seen.step else _START_SCALER,
     "gradients": _gradients,
     "settings": _settings,
     "parameters": _parameters,

@@ -93,9 +93,9 @@ class Comparison:
         everything[torch.tensor([place for place, _ in held], dtype=torch.int64, device=self._device)] = words
         return Snapshot(bare, everything)
 
-    def word(self, tensor: Tensor) -> int:
+    def word(self, tensor: Tensor) -> Tensor:
         """Return the digest of one tensor."""
-        return int(self._digester.words([tensor]))
+        return self._digester.words([tensor])[0]
 
     def agree(self, snapshot: Snapshot, apart: Mapping[str, int]) -> tuple[list[str], dict[str, list[int]]]:
         """Return the kinds that differ between ranks, and the values of each rank that are apart.

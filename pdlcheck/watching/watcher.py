@@ -205,11 +205,13 @@ class Watcher:
         batches since the one before, and ranks of one set of ``same_samples`` that saw different ones.
         """
         self._batches += 1
+        batch = weight_of(f"batch {self._batches}")
         if isinstance(ids, list | tuple | range) and not all(isinstance(one, int) for one in ids):
-            word: Any = signed(word_of(repr(list(ids))))
+            seen = self._seen + signed(word_of(repr(list(ids))) * batch)
+            self._seen = signed(seen) if isinstance(seen, int) else seen
         else:
-            word = self._comparison.digest([Entry("steps", IDS, "", (), torch.as_tensor(ids))]).words[0]
-        self._seen = self._seen + (word + 1) * signed(weight_of(f"batch {self._batches}"))
+            numbers = torch.as_tensor(ids)
+            self._seen = self._seen + (self._comparison.word(numbers) + 1 + numbers.numel()) * signed(batch)
 
     def compare(self) -> None:
         """Compare the ranks now, without gradients. Every rank must call this function at the same place.
@@ -254,10 +256,11 @@ class Watcher:
         if gradients is not None:
             snapshot += gradients
         apart = {name: word_of(stream_digest(name)) for name, how in self._streams.items() if how == "different"}
-        apart[IDS], self._seen = signed(int(self._seen)), 0
+        apart[IDS], self._seen = int(self._seen), 0
         kinds, values = self._answers(lambda: self._comparison.agree(snapshot, apart))
         count = sum(entry.kind == "parameters" for entry in entries)
-        seen = Evidence(self.steps, self._right, kinds, [], gradients is not None, count)
+        size = len(self._sets.whole)
+        seen = Evidence(self.steps, self._right, kinds, [], gradients is not None, count, size)
         error = None
         if kinds:
             found = self._answers(lambda: self._comparison.differences(snapshot, kinds))

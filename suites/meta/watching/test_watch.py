@@ -275,6 +275,21 @@ def test_ranks_that_see_the_same_samples_are_reported():
         SIM.run(on_rank, ids=lambda step: [0 if step > 2 else dist.get_rank(), rank_is(1)], world_size=3)
 
 
+def test_ids_may_be_numbers_texts_arrays_and_tensors():
+    def run(other):
+        ids = [[0], [0, 0], range(3), ["a", 2], np.arange(3), torch.tensor([2**62]), torch.zeros(0, dtype=torch.int64)]
+        model = nn.Linear(2, 1)
+        watcher = pdlcheck.watch(model, plain_sgd(model), every=None, ignore=["*"], same_samples=[[0, 1]])
+        for place, one in enumerate(ids):
+            watcher.saw(ids[0] if place == other and rank_is(1) else one)
+        watcher.compare()
+
+    SIM.run(run, None, world_size=2)
+    for other in range(1, 7):
+        with pytest.raises(RanksDiffer, match="rank 1 saw other samples than rank 0"):
+            SIM.run(run, other, world_size=2)
+
+
 def test_ranks_that_work_on_the_same_samples_must_see_them():
     sets = [[0, 1]]
     assert SIM.run(on_rank, ids=lambda _: [rank_is(2)], same_samples=sets, world_size=3) == [None] * 3
