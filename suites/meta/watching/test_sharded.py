@@ -61,16 +61,25 @@ def test_shards_give_no_alarm(wrap):
             changed("0.weight", 1),
             "rank 3 has another parameter '0.weight' than rank 1(.|\n)*memory error",
         ),
-        (hsdp, changed("0.weight", 2), "rank 2 has another parameter '0.weight' than rank 0"),
         (
             hsdp,
             scaled_gradient("2.weight", 3),
             "rank 3 has another gradient of '2.weight' than rank 1(.|\n)*if these ranks",
         ),
-        (hsdp, changed_state("2.weight", 3), "rank 3 has another parameter '2.weight' than rank 1"),
+        pytest.param(
+            hsdp,
+            changed_state("2.weight", 3),
+            "rank 3 has another parameter '2.weight' than rank 1",
+            marks=pytest.mark.slow,
+        ),
         (tensor_parallel, changed("2.bias", 1), "rank 1 has another parameter '2.bias' than rank 0"),
         (tensor_parallel, scaled_gradient("2.bias", 1), "rank 1 has another gradient of '2.bias' than rank 0"),
-        (tensor_and_data_parallel, changed("2.bias", 3), "rank 3 has another parameter '2.bias' than rank 2"),
+        pytest.param(
+            tensor_and_data_parallel,
+            changed("2.bias", 3),
+            "rank 3 has another parameter '2.bias' than rank 2",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

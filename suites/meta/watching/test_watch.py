@@ -261,6 +261,23 @@ def test_gradients_of_a_closure_are_compared_after_the_step():
         SIM.run(with_closure, True, world_size=2)
 
 
+class Consuming(torch.optim.Optimizer):
+    """An optimizer that leaves no gradients."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(parameter.grad, alpha=-0.1)
+            parameter.grad = None
+
+
+def test_gradients_are_those_that_the_optimizer_is_given():
+    run = functools.partial(SIM.run, on_rank, world_size=2, optimizer=lambda model: Consuming(model.parameters(), {}))
+    run()
+    with pytest.raises(RanksDiffer, match=r"after step 4: rank 1 has another gradient of 'module.0.weight'"):
+        run(scaled_gradient, at=4)
+
+
 # data and random streams
 
 
