@@ -9,10 +9,7 @@ from pdlcheck.watching.comparison import Difference
 
 __all__ = ["Evidence", "likely_cause", "ranks_of"]
 
-_OTHER_MODELS = (
-    "the ranks built different models, froze different parameters, or hold shards that are not DTensors; leave those "
-    "out with ignore="
-)
+_OTHER_MODELS = "the ranks built different models, or hold shards that are not DTensors, which ignore= leaves out"
 _SCALE = (
     "a rank updated the scale from its own gradients: the gradients were not averaged, or a sharded model needs a "
     "scaler that agrees on inf and NaN over the ranks"
@@ -125,6 +122,8 @@ def _optimizer(seen: Evidence) -> str:
 
 
 def _buffers(seen: Evidence) -> str:
+    if any(not one.same_text for one in seen.of("buffers")):
+        return _OTHER_MODELS
     return _START_BUFFERS if seen.step == 0 else _BUFFERS
 
 

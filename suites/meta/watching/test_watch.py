@@ -102,7 +102,7 @@ FAULTS = {
     "tensor of one rank": (
         {"before": other_shape, "wrap": alone},
         r"before the first step: rank 1 has \(3,\) float32 as buffer 'extra', rank 0 has nothing",
-        "the buffers were not broadcast",
+        "the ranks built different models, or hold shards",
     ),
     "gradients that are not averaged": (
         {"wrap": alone, "steps": 2, "every": 1},
