@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -155,6 +156,7 @@ class Watcher:
         self._given: Snapshot | None = None
         self._seen: Any = 0
         self._batches = 0
+        self._caller: FrameType | None = None  # of the hooks, during a step
         sets = ReplicaSets(ranks, dist.get_rank())
         self._source = Source(model, optimizers, scaler, sets, buffers, optimizer_state, tuple(ignore))
         self._sets = sets
@@ -221,6 +223,9 @@ class Watcher:
         self._compare(None)
 
     def _before(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self._caller is not None and _is_running(self._caller):
+            return  # a step that calls the step of its parent class
+        self._caller = sys._getframe(1)
         if self._every is None or self.violation is not None:
             return
         if self.steps == 0:
@@ -229,6 +234,9 @@ class Watcher:
             self._given = self._gradients()
 
     def _after(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self._caller is not sys._getframe(1):
+            return
+        self._caller = None
         self.steps += 1
         if self._every is not None and self.violation is None and self.steps % self._every == 0:
             given, self._given = self._given, None
@@ -291,6 +299,14 @@ class Watcher:
             self._on_violation(error)
         else:
             warnings.warn(RanksDifferWarning(str(error)), stacklevel=2)
+
+
+def _is_running(frame: FrameType) -> bool:
+    """Return whether the caller runs inside of ``frame``; a step that failed has left its frame."""
+    caller: FrameType | None = sys._getframe(1)
+    while caller is not None and caller is not frame:
+        caller = caller.f_back
+    return caller is frame
 
 
 def _has_closure(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:

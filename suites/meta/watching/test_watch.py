@@ -278,6 +278,34 @@ def test_gradients_are_those_that_the_optimizer_is_given():
         run(scaled_gradient, at=4)
 
 
+class Child(torch.optim.SGD):
+    """An optimizer whose step calls that of its parent, which runs the hooks of both; it fails once."""
+
+    failed = False
+
+    def step(self, closure=None):
+        super().step(closure)
+        if not self.failed:
+            self.failed = True
+            raise OverflowError
+
+
+def test_a_step_within_a_step_counts_once_and_a_failed_one_does_not():
+    def run():
+        model = nn.Linear(2, 1)
+        plain_sgd(model)
+        optimizer = Child(model.parameters(), lr=0.1)
+        with pdlcheck.watch(model, optimizer, every=1, ignore=["*"]) as watcher:
+            with pytest.raises(OverflowError):
+                optimizer.step()
+            failed = watcher.steps
+            optimizer.step()
+            optimizer.step()
+        return failed, watcher.steps
+
+    assert SIM.run(run, world_size=2) == [(0, 2)] * 2
+
+
 # data and random streams
 
 
