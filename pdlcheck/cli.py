@@ -19,6 +19,7 @@ from pdlcheck.presentation.command import add_report_command, run_report_command
 from pdlcheck.ranking.command import add_pagerank_command, run_pagerank_command
 from pdlcheck.report.files import why_not_writable
 from pdlcheck.scripts.command import add_run_command, run_run_command
+from pdlcheck.tracing.command import add_compare_traces_command, run_compare_traces_command
 from pdlcheck.whole_numbers import whole_number
 from pdlcheck.worlds.registry import worlds_on
 
@@ -37,6 +38,7 @@ examples:
                                          the suites of one primitive on your own function
   pdlcheck bench --json a.json           the speed of the primitives here, 3 minutes
   pdlcheck compare a.json b.json         what became slower from one run to the next
+  pdlcheck compare-traces trusted mine   the first module in which a parallel run is wrong
   pdlcheck report a.json                 the run as a page: sentences, plots, tables
   pdlcheck pagerank edges.txt --top 20   the best nodes of a file of edges, within 1e-8 of the truth
   pdlcheck doctor                        what is there, and the command for what is not
@@ -81,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verify": _verify,
         "bench": run_bench_command,
         "compare": run_compare_command,
+        "compare-traces": run_compare_traces_command,
         "report": run_report_command,
         "pagerank": run_pagerank_command,
         "doctor": _doctor,
@@ -135,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--json", metavar="FILE", type=Path, help="write what was found, for `pdlcheck report`")
     add_bench_command(commands, raw)
     add_compare_command(commands, raw)
+    add_compare_traces_command(commands, raw)
     add_report_command(commands, raw)
     add_pagerank_command(commands, raw)
     doctor = commands.add_parser(

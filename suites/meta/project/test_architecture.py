@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "operations": {"compat", "errors", "uncompiled"},
     "primitives": {"compat", "control_groups", "cores", "errors", "extras", "tensor_bytes", "uncompiled"},
     "tensor_bytes": set(),
+    "tracing": {"compat", "errors", "exit_codes", "extras"},
     "uncompiled": {"compat"},
     "worlds": {
         "clock",

@@ -1,0 +1,236 @@
+"""Logical tensors, put together from the pieces of all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pdlcheck.tracing.errors import TraceError
+from pdlcheck.tracing.files import RankTrace, Trace
+from pdlcheck.tracing.layout import BATCH_AXES, MICRO_BATCH, SAMPLES, Split
+from pdlcheck.tracing.records import Key, Record
+
+__all__ = ["Logical", "Member", "Piece", "logical_tensors"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One tensor of one rank."""
+
+    trace: RankTrace
+    record: Record
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what the rank has."""
+        return tuple(self.trace.file.get_slice(self.record.key).get_shape())
+
+    @cached_property
+    def splits(self) -> list[Split]:
+        """The splits, with those of samples as shards, or as terms if the tensor has no dimension for them."""
+        found = []
+        for split in self.record.splits:
+            dim = split.dim
+            if split.how != "batch":
+                found.append(split)
+            elif not self.shape:
+                found.append(replace(split, how="sum" if self.record.kind == "backward" else "mean", dim=None))
+            elif dim is not None and -len(self.shape) <= dim < len(self.shape):
+                found.append(replace(split, how="shard", dim=dim % len(self.shape)))
+        return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a logical tensor: that of one rank, or the sum or mean of the terms of several.
+
+    Args:
+        members: the tensors that make it.
+        index: the positions along each dimension.
+        how: ``sum`` or ``mean`` for several members.
+    """
+
+    members: list[Member]
+    index: tuple[Tensor, ...]
+    how: str = "sum"
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The values."""
+        found = [one.trace.tensor(one.record) for one in self.members]
+        if len(found) == 1:
+            return found[0]
+        total = torch.stack([_wide(one) for one in found]).sum(0)
+        return total / len(found) if self.how == "mean" else total
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have it."""
+        return sorted({one.trace.rank for one in self.members})
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the same part of a tensor of the logical shape."""
+        for dim, positions in enumerate(self.index):
+            if len(positions) != whole.shape[dim] or not torch.equal(positions, torch.arange(len(positions))):
+                whole = whole.index_select(dim, positions)
+        return whole
+
+
+@dataclass(frozen=True)
+class Logical:
+    """A tensor of the whole model for all samples of a step.
+
+    Args:
+        key: its kind, name, call and index.
+        members: the tensors of all ranks that belong to it.
+    """
+
+    key: Key
+    members: list[Member]
+
+    @property
+    def order(self) -> int:
+        """The position in the step at which it is first there."""
+        return min(one.record.order for one in self.members)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return tuple(sum(sizes.values()) or 0 for sizes in self._sizes)
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The pieces, in the order of the ranks."""
+        groups: dict[object, list[Member]] = {}
+        for one in self.members:
+            summed = {axis for split in one.splits if split.dim is None for axis in _axes(split)}
+            where = tuple((axis, at) for axis, at in one.record.coordinates.items() if axis not in summed)
+            alone = one.trace.rank if not summed else None
+            groups.setdefault((where, one.record.mesh, alone, one.record.micro_batch * (not summed)), []).append(one)
+        found = []
+        for members in groups.values():
+            terms = [split for split in members[0].splits if split.dim is None]
+            how = "mean" if any(split.how == "mean" for split in terms) else "sum"
+            if terms and len(members) < (needed := math.prod(max(split.of, 1) for split in terms)):
+                raise TraceError(
+                    f"{_told(self.key)}: {len(members)} of {needed} terms of a sum are there; "
+                    "the mapping of the parallel run splits it over ranks that did not record it"
+                )
+            found.append(Piece(members, self._index(members[0]), how))
+        return found
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The whole tensor."""
+        pieces = self.pieces
+        if len(pieces) == 1 or pieces[0].value.shape == self.shape:
+            return pieces[0].value
+        whole = torch.zeros(self.shape, dtype=pieces[0].value.dtype)
+        for piece in pieces:
+            across = [one.view(-1, *[1] * (len(piece.index) - dim - 1)) for dim, one in enumerate(piece.index)]
+            whole[tuple(across)] = piece.value.to(whole.dtype)
+        return whole
+
+    def repeated(self) -> Logical:
+        """Return the tensor that has the same value for all samples: a table, not an output for each sample."""
+        members = [
+            Member(one.trace, replace(one.record, splits=tuple(s for s in one.record.splits if s.how != "batch")))
+            for one in self.members
+        ]
+        return Logical(self.key, members)
+
+    @cached_property
+    def _sizes(self) -> list[dict[tuple[int, ...], int]]:
+        """For each dimension, the sizes of the parts by their coordinates."""
+        dims = len(self.members[0].shape)
+        sizes: list[dict[tuple[int, ...], int]] = [{} for _ in range(dims)]
+        for one in self.members:
+            if len(one.shape) != dims:
+                raise TraceError(f"{_told(self.key)}: ranks have tensors of {dims} and of {len(one.shape)} dimensions")
+            for dim in range(dims):
+                at, size = self._at(one, dim), one.shape[dim]
+                if sizes[dim].setdefault(at, size) != size:
+                    raise TraceError(
+                        f"{_told(self.key)}: rank {one.trace.rank} has {size} elements along dimension {dim}, another "
+                        f"rank {sizes[dim][at]} of the same part; give the mapping the axis that splits the dimension"
+                    )
+        for one in self.members[:1]:
+            for dim in range(dims):
+                self._require_all_parts(one, dim, sizes[dim])
+        return sizes
+
+    def _require_all_parts(self, one: Member, dim: int, sizes: Iterable[tuple[int, ...]]) -> None:
+        splits = _along(one, dim)
+        if splits and splits[0].positions is not None:
+            return
+        for i, split in enumerate(splits):
+            missing = set(range(split.of)) - {at[i] for at in sizes}
+            if missing and split.axis != MICRO_BATCH:
+                raise TraceError(
+                    f"{_told(self.key)}: no rank has part {min(missing)} of {split.of} along {split.axis}; "
+                    "the mapping misses it: check ranks= and rename="
+                )
+
+    def _at(self, one: Member, dim: int) -> tuple[int, ...]:
+        splits = _along(one, dim)
+        if splits and splits[0].positions is not None:
+            return splits[0].positions
+        return tuple(split.at for split in splits)
+
+    def _index(self, one: Member) -> tuple[Tensor, ...]:
+        found = []
+        for dim, size in enumerate(one.shape):
+            splits = _along(one, dim)
+            if splits and splits[0].positions is not None:
+                positions = torch.tensor(splits[0].positions, dtype=torch.long)
+                times, rest = divmod(size, max(len(positions), 1))
+                if rest or not times:
+                    raise TraceError(
+                        f"{_told(self.key)}: the mapping gives rank {one.trace.rank} {len(positions)} positions for "
+                        f"{size} elements along dimension {dim}; samples= and Positions must match what a rank has"
+                    )
+                index = (positions[:, None] * times + torch.arange(times)).flatten()
+            else:
+                at, sizes = self._at(one, dim), self._sizes[dim]
+                index = torch.arange(size) + sum(sizes[other] for other in sizes if other < at)
+            if len(index) and int(index.max()) >= self.shape[dim]:
+                raise TraceError(
+                    f"{_told(self.key)}: position {int(index.max())} of rank {one.trace.rank} along dimension {dim} is "
+                    f"beyond the {self.shape[dim]} elements of all ranks; positions start at 0 and no rank has gaps"
+                )
+            found.append(index)
+        return tuple(found)
+
+
+def logical_tensors(trace: Trace, step: int) -> dict[Key, Logical]:
+    """Return the logical tensors of a step, in the order in which the step has them."""
+    members: dict[Key, list[Member]] = {}
+    for rank in trace.ranks:
+        for record in rank.records:
+            if record.step == step:
+                members.setdefault(record.logical, []).append(Member(rank, record))
+    found = [Logical(key, ones) for key, ones in members.items()]
+    return {one.key: one for one in sorted(found, key=lambda one: one.order)}
+
+
+def _along(one: Member, dim: int) -> list[Split]:
+    return [split for split in one.splits if split.dim == dim]
+
+
+def _axes(split: Split) -> tuple[str, ...]:
+    return (*BATCH_AXES, MICRO_BATCH) if split.axis == SAMPLES else (split.axis,)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _told(key: Key) -> str:
+    kind, name, _, _ = key
+    words = {"forward": "the output of ", "backward": "the gradient of the output of ", "gradient": "the gradient of "}
+    return f"{words.get(kind, '')}{name}"

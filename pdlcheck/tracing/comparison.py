@@ -1,0 +1,297 @@
+"""The comparison of two traces: the first place in which they part by more than rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pdlcheck.tracing.assembly import Logical, Piece, logical_tensors
+from pdlcheck.tracing.causes import Difference, cause_of, common_factor
+from pdlcheck.tracing.errors import TraceError
+from pdlcheck.tracing.files import Trace, read_trace
+from pdlcheck.tracing.matching import require_one_model, require_shapes
+from pdlcheck.tracing.places import Place, place_of
+from pdlcheck.tracing.records import KINDS, Key
+from pdlcheck.tracing.thresholds import Distance, Scale, Thresholds, measure, narrowest, scale_of
+
+__all__ = ["Comparison", "Parting", "compare_traces"]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first place at which two traces part.
+
+    Args:
+        place: the module, the direction and the tensor.
+        step: the step, from 1.
+        micro_batch: the micro-batch, from 1; None for gradients of parameters and updates.
+        ranks: the ranks whose piece is wrong, of all that have the tensor.
+        all_ranks: the ranks that have the tensor.
+        index: the first wrong element in the logical tensor.
+        found: its value.
+        expected: its trusted value.
+        times: the distance of the worst piece, in units of the threshold.
+        distance: the distance of the worst piece.
+        limit: the threshold.
+        cause: what makes such a difference; None if no known cause fits.
+        others: how many more tensors of the step part.
+    """
+
+    place: Place
+    step: int
+    micro_batch: int | None
+    ranks: list[int]
+    all_ranks: list[int]
+    index: tuple[int, ...]
+    found: float
+    expected: float
+    times: float
+    distance: Distance
+    limit: Distance
+    cause: str | None
+    others: int
+
+
+@dataclass
+class Comparison:
+    """The result of ``compare_traces``.
+
+    Args:
+        first: where the traces part first; None if they agree.
+        steps: the number of steps that were compared.
+        tensors: the number of logical tensors that were compared.
+        nearest: the largest distance of a tensor that agrees, in units of its threshold.
+        dtype: the dtype whose rounding counts.
+        is_estimated: thresholds come from perturbed runs.
+        notes: remarks on what was not compared.
+    """
+
+    first: Parting | None = None
+    steps: int = 0
+    tensors: int = 0
+    nearest: float = 0.0
+    dtype: torch.dtype = torch.float32
+    is_estimated: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def compare_traces(
+    trusted: str | Path, parallel: str | Path, *, perturbed: str | Path | Sequence[str | Path] = ()
+) -> Comparison:
+    """Return the first place at which the trace of a parallel run parts from that of a trusted run.
+
+    Args:
+        trusted: the directory of the trace of a run that is right: one process, or a smaller plan.
+        parallel: the directory of the other trace.
+        perturbed: directories of traces of the trusted run with ``perturb=``. They tell how far rounding moves each
+            tensor. Without them, the thresholds are constants of the dtype.
+
+    Raises:
+        TraceError: a trace cannot be read, or the two do not belong to one model and the same samples.
+    """
+    extra = [perturbed] if isinstance(perturbed, str | Path) else list(perturbed)
+    good, other = read_trace(Path(trusted)), read_trace(Path(parallel))
+    noisy = [read_trace(Path(one)) for one in extra]
+    result = Comparison(steps=min([good.steps, other.steps, *(one.steps for one in noisy)]))
+    if other.steps != good.steps:
+        result.notes.append(f"the traces have {good.steps} and {other.steps} steps; {result.steps} were compared")
+    for one in (good, other):
+        if any(rank.perturbed for rank in one.ranks):
+            raise TraceError(f"{one.directory} was recorded with perturb=; give it with --perturbed")
+    for one in noisy:
+        if not all(rank.perturbed for rank in one.ranks):
+            raise TraceError(f"{one.directory} was recorded without perturb=; record the trusted run with perturb=1")
+    require_one_model(good, other)
+    for one in noisy:
+        require_one_model(good, one)
+    result.dtype = narrowest(_dtypes(good) | _dtypes(other))
+    ratio = torch.finfo(result.dtype).eps / torch.finfo(narrowest(_dtypes(good))).eps
+    limits = Thresholds(result.dtype, bool(noisy), ratio)
+    result.is_estimated = limits.is_estimated
+    uncertain: dict[str, Tensor] = {}
+    for step in range(result.steps):
+        _Step(good, other, noisy, step, limits, result, uncertain).compare()
+        if result.first is not None:
+            break
+    return result
+
+
+class _Step:
+    """The comparison of one step."""
+
+    def __init__(
+        self,
+        good: Trace,
+        other: Trace,
+        noisy: list[Trace],
+        step: int,
+        limits: Thresholds,
+        result: Comparison,
+        uncertain: dict[str, Tensor],
+    ) -> None:
+        self.trace = good
+        self.good, self.other = logical_tensors(good, step), logical_tensors(other, step)
+        self.noisy = [logical_tensors(one, step) for one in noisy]
+        self.step = step
+        self.limits = limits
+        self.result = result
+        self.uncertain = uncertain  # by parameter: where a gradient was so small that its sign is noise
+        self.scales = {key: scale_of(one.value) for key, one in self.good.items()}
+        self.largest = {
+            kind: Scale(
+                max((one.rms for (of, *_), one in self.scales.items() if of == kind), default=0.0),
+                max((one.peak for (of, *_), one in self.scales.items() if of == kind), default=0.0),
+            )
+            for kind in KINDS
+        }
+
+    def compare(self) -> None:
+        """Compare all tensors of the step; set ``result.first`` to the first that parts."""
+        require_shapes(self.good, self.other, self.step, self.result.notes)
+        parted: list[Difference] = []
+        absent: list[Key] = []
+        for key in self._ordered():
+            if key not in self.other:
+                absent += [key] if key[0] in {"gradient", "update"} else []
+                continue
+            self.result.tensors += 1
+            parted += self._difference(key)
+            if key[0] in {"start", "input"} and parted:
+                break  # what follows cannot be right
+        if absent and not any(one.key[0] in {"start", "input", "forward", "backward"} for one in parted):
+            parted = [self._absent(absent[0]), *parted]
+        self._drop_common_factor(parted)
+        if parted:
+            self.result.first = self._parting(parted)
+
+    def _ordered(self) -> Iterator[Key]:
+        """Return the keys in the order of the step: forward, backward, gradients from the last layer on, updates."""
+        for kind in KINDS:
+            keys = [key for key in self.good if key[0] == kind]
+            yield from reversed(keys) if kind == "gradient" else keys
+
+    def _difference(self, key: Key) -> list[Difference]:
+        """Return how the pieces of a tensor differ: a list of one, or empty if all agree."""
+        goal, found = self.good[key].value, self.other[key]
+        scale = self.scales[key].at_least(self.largest[key[0]], self.limits.small)
+        if key[0] in {"start", "input"}:
+            scale = self.scales[key]
+        wrong: list[Piece] = []
+        worst, worst_distance, worst_limit = 0.0, Distance(0.0, 0.0), Distance(0.0, 0.0)
+        for piece in found.pieces:
+            part = piece.of(goal)
+            mask = self._certain(key, piece) if key[0] == "update" else None
+            distance = measure(piece.value, part, scale, mask)
+            limit = self._limit(key, piece, scale, mask)
+            times = distance.over(limit)
+            if times > 1:
+                wrong.append(piece)
+            if times > worst or not wrong:
+                worst, worst_distance, worst_limit = max(times, worst), distance, limit
+        if key[0] == "gradient":
+            self._note_uncertain(key, scale)
+        if not wrong:
+            self.result.nearest = max(self.result.nearest, worst)
+            return []
+        return [Difference(key, found, goal, scale, wrong, worst, worst_distance, worst_limit)]
+
+    def _limit(self, key: Key, piece: Piece, scale: Scale, mask: Tensor | None) -> Distance:
+        if key[0] in {"start", "input"}:
+            return self.limits.exact()
+        goal = self.good[key].value
+        moved = []
+        for noisy in self.noisy:
+            if key in noisy:
+                other = noisy[key].value
+                moved += [measure(piece.of(other), piece.of(goal), scale, mask)]
+                moved += [measure(other, goal, scale)] if mask is None else []
+        limit = self.limits.limit(moved)
+        around = self.good[key].members[0].record.around
+        if key[0] == "update" and around is not None:  # the parameter itself is rounded when it is written
+            eps = torch.finfo(self._dtype(key)).eps
+            limit = Distance(
+                limit.norm + (eps * around[0] / scale.rms if scale.rms else 0.0),
+                limit.peak + (eps * around[1] / scale.peak if scale.peak else 0.0),
+            )
+        return limit
+
+    def _dtype(self, key: Key) -> torch.dtype:
+        """Return the dtype of a parameter."""
+        start = next((one for one in self.trace.ranks[0].records if one.kind == "start" and one.name == key[1]), None)
+        return self.trace.ranks[0].tensor(start).dtype if start is not None else torch.float32
+
+    def _note_uncertain(self, key: Key, scale: Scale) -> None:
+        """Note where a gradient is within rounding of zero: Adam makes a full step of its sign there."""
+        goal = self.good[key].value
+        noise = torch.full_like(goal, self._limit(key, self.good[key].pieces[0], scale, None).norm * scale.rms).double()
+        small = goal.double().abs() <= noise
+        before = self.uncertain.get(key[1])
+        self.uncertain[key[1]] = small if before is None else before | small
+
+    def _certain(self, key: Key, piece: Piece) -> Tensor | None:
+        small = self.uncertain.get(key[1])
+        if small is None:
+            return None
+        gradients = self.good.get(("gradient", *key[1:]))
+        untouched = gradients.value == 0 if gradients is not None else torch.zeros_like(small)
+        return piece.of(~small | untouched)
+
+    def _absent(self, key: Key) -> Difference:
+        goal = self.good[key].value
+        return Difference(key, None, goal, self.scales[key], [], float("inf"), Distance(1.0, 1.0), Distance(0.0, 0.0))
+
+    def _drop_common_factor(self, parted: list[Difference]) -> None:
+        """Drop gradients of outputs that are all off by one factor, if the gradients of all parameters are right."""
+        backward = [one for one in parted if one.key[0] == "backward"]
+        everything = [key for key in self.good if key[0] == "backward" and key in self.other]
+        if not backward or len(backward) < len(parted) or len(backward) < len(everything):
+            return
+        factor = common_factor(backward)
+        if factor is not None:
+            parted.clear()
+            self.result.notes.append(
+                f"gradients of outputs are {factor:.4g} times the trusted ones, and gradients of parameters agree: "
+                "the loss has another scale during the backward pass; mean_over= of the mapping can say so"
+            )
+
+    def _parting(self, parted: list[Difference]) -> Parting:
+        first = parted[0]
+        agreed = {key for key in self.good if key in self.other} - {one.key for one in parted}
+        where = place_of(first.key, self.good, agreed, self.trace)
+        piece = first.wrong[0] if first.wrong else None
+        index, found, expected = first.element()
+        of_samples = first.key[0] in {"input", "forward", "backward"}
+        return Parting(
+            place=where,
+            step=self.step + 1,
+            micro_batch=piece.members[0].record.micro_batch + 1 if piece is not None and of_samples else None,
+            ranks=sorted({rank for one in first.wrong for rank in one.ranks}),
+            all_ranks=sorted({one.trace.rank for one in first.logical.members}) if first.logical else [],
+            index=index,
+            found=found,
+            expected=expected,
+            times=first.times,
+            distance=first.distance,
+            limit=first.limit,
+            cause=cause_of(first, where.class_name),
+            others=len(parted) - 1,
+        )
+
+
+def _dtypes(trace: Trace) -> set[torch.dtype]:
+    """Return the dtypes of the outputs of modules in the first step."""
+    names: set[str] = set()
+    for rank in trace.ranks:
+        for record in rank.records:
+            if record.kind == "forward" and record.step == 0:
+                names.add(rank.file.get_slice(record.key).get_dtype())
+    return {_DTYPES[name] for name in names if name in _DTYPES}
+
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+Logicals = dict[Key, Logical]
