@@ -15,7 +15,7 @@ from pdlcheck.tracing.files import RankTrace, Trace
 from pdlcheck.tracing.layout import BATCH_AXES, MICRO_BATCH, SAMPLES, Split
 from pdlcheck.tracing.records import Key, Record
 
-__all__ = ["Logical", "Member", "Piece", "logical_tensors"]
+__all__ = ["Index", "Logical", "Member", "Piece", "logical_tensors"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,14 @@ class Member:
                 found.append(replace(split, how="shard", dim=dim % len(self.shape)))
         return found
 
+    @cached_property
+    def along(self) -> list[list[Split]]:
+        """The splits of each dimension."""
+        return [[split for split in self.splits if split.dim == dim] for dim in range(len(self.shape))]
+
+
+Index = tuple[range | tuple[int, ...], ...]  # the positions along each dimension
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -56,7 +64,7 @@ class Piece:
     """
 
     members: list[Member]
-    index: tuple[Tensor, ...]
+    index: Index
     how: str = "sum"
 
     @cached_property
@@ -75,9 +83,11 @@ class Piece:
 
     def of(self, whole: Tensor) -> Tensor:
         """Return the same part of a tensor of the logical shape."""
-        for dim, positions in enumerate(self.index):
-            if len(positions) != whole.shape[dim] or not torch.equal(positions, torch.arange(len(positions))):
-                whole = whole.index_select(dim, positions)
+        for dim, part in enumerate(self.index):
+            if isinstance(part, tuple):
+                whole = whole.index_select(dim, torch.tensor(part, dtype=torch.long))
+            elif len(part) != whole.shape[dim]:
+                whole = whole.narrow(dim, part.start, len(part))
         return whole
 
 
@@ -132,7 +142,8 @@ class Logical:
             return pieces[0].value
         whole = torch.zeros(self.shape, dtype=pieces[0].value.dtype)
         for piece in pieces:
-            across = [one.view(-1, *[1] * (len(piece.index) - dim - 1)) for dim, one in enumerate(piece.index)]
+            dims = len(piece.index)
+            across = [torch.tensor(part).view(-1, *[1] * (dims - dim - 1)) for dim, part in enumerate(piece.index)]
             whole[tuple(across)] = piece.value.to(whole.dtype)
         return whole
 
@@ -165,7 +176,7 @@ class Logical:
         return sizes
 
     def _require_all_parts(self, one: Member, dim: int, sizes: Iterable[tuple[int, ...]]) -> None:
-        splits = _along(one, dim)
+        splits = one.along[dim]
         if splits and splits[0].positions is not None:
             return
         for i, split in enumerate(splits):
@@ -177,33 +188,35 @@ class Logical:
                 )
 
     def _at(self, one: Member, dim: int) -> tuple[int, ...]:
-        splits = _along(one, dim)
+        splits = one.along[dim]
         if splits and splits[0].positions is not None:
             return splits[0].positions
         return tuple(split.at for split in splits)
 
-    def _index(self, one: Member) -> tuple[Tensor, ...]:
-        found = []
+    def _index(self, one: Member) -> Index:
+        found: list[range | tuple[int, ...]] = []
         for dim, size in enumerate(one.shape):
-            splits = _along(one, dim)
+            splits = one.along[dim]
+            last = -1
             if splits and splits[0].positions is not None:
-                positions = torch.tensor(splits[0].positions, dtype=torch.long)
+                positions = splits[0].positions
                 times, rest = divmod(size, max(len(positions), 1))
                 if rest or not times:
                     raise TraceError(
                         f"{_told(self.key)}: the mapping gives rank {one.trace.rank} {len(positions)} positions for "
                         f"{size} elements along dimension {dim}; samples= and Positions must match what a rank has"
                     )
-                index = (positions[:, None] * times + torch.arange(times)).flatten()
+                found.append(tuple(at * times + i for at in positions for i in range(times)))
+                last = max(found[-1])
             else:
                 at, sizes = self._at(one, dim), self._sizes[dim]
-                index = torch.arange(size) + sum(sizes[other] for other in sizes if other < at)
-            if len(index) and int(index.max()) >= self.shape[dim]:
+                start = sum(sizes[other] for other in sizes if other < at)
+                found.append(range(start, start + size))
+            if last >= self.shape[dim]:
                 raise TraceError(
-                    f"{_told(self.key)}: position {int(index.max())} of rank {one.trace.rank} along dimension {dim} is "
-                    f"beyond the {self.shape[dim]} elements of all ranks; positions start at 0 and no rank has gaps"
+                    f"{_told(self.key)}: position {last} of rank {one.trace.rank} along dimension {dim} is beyond the "
+                    f"{self.shape[dim]} elements of all ranks; positions start at 0, and the ranks together have all"
                 )
-            found.append(index)
         return tuple(found)
 
 
@@ -216,10 +229,6 @@ def logical_tensors(trace: Trace, step: int) -> dict[Key, Logical]:
                 members.setdefault(record.logical, []).append(Member(rank, record))
     found = [Logical(key, ones) for key, ones in members.items()]
     return {one.key: one for one in sorted(found, key=lambda one: one.order)}
-
-
-def _along(one: Member, dim: int) -> list[Split]:
-    return [split for split in one.splits if split.dim == dim]
 
 
 def _axes(split: Split) -> tuple[str, ...]:

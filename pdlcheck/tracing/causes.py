@@ -52,7 +52,7 @@ class Difference:
         found, goal = piece.value.double(), piece.of(self.goal).double()
         apart = (found - goal).abs().nan_to_num(nan=torch.inf)
         at = tuple(int(one) for one in torch.unravel_index(apart.argmax(), apart.shape))
-        index = tuple(int(positions[one]) for positions, one in zip(piece.index, at, strict=True))
+        index = tuple(positions[one] for positions, one in zip(piece.index, at, strict=True))
         return index, float(found[at]), float(goal[at])
 
     def explains(self, found: Tensor, goal: Tensor, times: float = 1.0) -> bool:
@@ -158,7 +158,7 @@ def _along(pieces: list[Piece], axis: str) -> Iterator[list[Piece]]:
     for piece in pieces:
         record = piece.members[0].record
         where = tuple((name, at) for name, at in record.coordinates.items() if name != axis)
-        groups.setdefault((where, tuple(tuple(one.tolist()) for one in piece.index)), []).append(piece)
+        groups.setdefault((where, piece.index), []).append(piece)
     yield from groups.values()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdlcheck.tracing.assembly import Logical, Piece, logical_tensors
+from pdlcheck.tracing.assembly import Index, Piece, logical_tensors
 from pdlcheck.tracing.causes import Difference, cause_of, common_factor
 from pdlcheck.tracing.errors import TraceError
 from pdlcheck.tracing.files import Trace, read_trace
@@ -182,11 +182,13 @@ class _Step:
             scale = self.scales[key]
         wrong: list[Piece] = []
         worst, worst_distance, worst_limit = 0.0, Distance(0.0, 0.0), Distance(0.0, 0.0)
+        parts: dict[Index, tuple[Tensor, Tensor | None, Distance]] = {}  # copies on several ranks have one index
         for piece in found.pieces:
-            part = piece.of(goal)
-            mask = self._certain(key, piece) if key[0] == "update" else None
+            if piece.index not in parts:
+                mask = self._certain(key, piece) if key[0] == "update" else None
+                parts[piece.index] = piece.of(goal), mask, self._limit(key, piece, scale, mask)
+            part, mask, limit = parts[piece.index]
             distance = measure(piece.value, part, scale, mask)
-            limit = self._limit(key, piece, scale, mask)
             times = distance.over(limit)
             if times > 1:
                 wrong.append(piece)
@@ -215,7 +217,7 @@ class _Step:
             eps = torch.finfo(self._dtype(key)).eps
             limit = Distance(
                 limit.norm + (eps * around[0] / scale.rms if scale.rms else 0.0),
-                limit.peak + (eps * around[1] / scale.peak if scale.peak else 0.0),
+                limit.peak + (2 * eps * around[1] / scale.peak if scale.peak else 0.0),
             )
         return limit
 
@@ -293,5 +295,3 @@ def _dtypes(trace: Trace) -> set[torch.dtype]:
 
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-Logicals = dict[Key, Logical]

@@ -49,19 +49,21 @@ class Scale:
 def scale_of(tensor: Tensor) -> Scale:
     """Return the size of the finite elements of a tensor."""
     held = tensor.double()
-    held = held[held.isfinite()]
+    held = held if bool(held.isfinite().all()) else held[held.isfinite()]
     return Scale(float(held.square().mean().sqrt()), float(held.abs().max())) if held.numel() else Scale(0.0, 0.0)
 
 
 def measure(found: Tensor, goal: Tensor, scale: Scale, mask: Tensor | None = None) -> Distance:
     """Return the distance of ``found`` from ``goal``, relative to ``scale``; elements outside ``mask`` do not count."""
     found, goal = found.double(), goal.double()
-    apart = (found - goal).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    apart = apart.masked_fill((found == goal) | (found.isnan() & goal.isnan()), 0.0)
+    if not found.numel() or torch.equal(found, goal):
+        return Distance(0.0, 0.0)
+    apart = (found - goal).abs()
+    if not bool(apart.isfinite().all()):
+        apart = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        apart = apart.masked_fill((found == goal) | (found.isnan() & goal.isnan()), 0.0)
     if mask is not None:
         apart = apart.masked_fill(~mask, 0.0)
-    if not apart.numel():
-        return Distance(0.0, 0.0)
     return Distance(_ratio(float(apart.square().mean().sqrt()), scale.rms), _ratio(float(apart.max()), scale.peak))
 
 
