@@ -15,10 +15,10 @@ from pdlcheck.tracing.files import RankTrace, Trace
 from pdlcheck.tracing.layout import BATCH_AXES, MICRO_BATCH, SAMPLES, Split
 from pdlcheck.tracing.records import Key, Record
 
-__all__ = ["Index", "Logical", "Member", "Piece", "logical_tensors"]
+__all__ = ["Index", "Logical", "Member", "Piece", "absent_gradients", "logical_tensors"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Member:
     """One tensor of one rank."""
 
@@ -53,7 +53,7 @@ class Member:
 Index = tuple[range | tuple[int, ...], ...]  # the positions along each dimension
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """A part of a logical tensor: that of one rank, or the sum or mean of the terms of several.
 
@@ -225,10 +225,20 @@ def logical_tensors(trace: Trace, step: int) -> dict[Key, Logical]:
     members: dict[Key, list[Member]] = {}
     for rank in trace.ranks:
         for record in rank.records:
-            if record.step == step:
+            if record.step == step and record.key is not None:
                 members.setdefault(record.logical, []).append(Member(rank, record))
     found = [Logical(key, ones) for key, ones in members.items()]
     return {one.key: one for one in sorted(found, key=lambda one: one.order)}
+
+
+def absent_gradients(trace: Trace, step: int) -> dict[Key, list[int]]:
+    """Return the ranks that had no gradient of a parameter when its optimizer made the step."""
+    found: dict[Key, list[int]] = {}
+    for rank in trace.ranks:
+        for record in rank.records:
+            if record.step == step and record.key is None:
+                found.setdefault(record.logical, []).append(rank.rank)
+    return found
 
 
 def _axes(split: Split) -> tuple[str, ...]:

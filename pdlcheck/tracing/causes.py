@@ -12,7 +12,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from pdlcheck.tracing.assembly import Logical, Piece
+from pdlcheck.tracing.assembly import Index, Logical, Piece
 from pdlcheck.tracing.layout import MICRO_BATCH
 from pdlcheck.tracing.records import Key
 from pdlcheck.tracing.thresholds import Distance, Scale, measure
@@ -33,6 +33,7 @@ class Difference:
         times: the distance of the worst piece in units of its threshold.
         distance: that distance.
         limit: that threshold.
+        absent: the ranks that have no gradient.
     """
 
     key: Key
@@ -43,6 +44,7 @@ class Difference:
     times: float
     distance: Distance
     limit: Distance
+    absent: tuple[int, ...] = ()
 
     def element(self) -> tuple[tuple[int, ...], float, float]:
         """Return the index of the element that is wrong most in the first wrong piece, its value and the right one."""
@@ -56,8 +58,9 @@ class Difference:
         return index, float(found[at]), float(goal[at])
 
     def explains(self, found: Tensor, goal: Tensor, times: float = 1.0) -> bool:
-        """Return whether two tensors differ by no more than the threshold."""
-        return measure(found, goal, self.scale).over(self.limit) <= times
+        """Return whether two tensors differ by no more than the threshold, and by far less than what was found."""
+        left = measure(found, goal, self.scale)
+        return left.over(self.limit) <= times and left.over(self.distance) < 0.25
 
 
 def cause_of(one: Difference, class_name: str) -> str | None:
@@ -68,7 +71,12 @@ def cause_of(one: Difference, class_name: str) -> str | None:
 def _causes(one: Difference, class_name: str) -> Iterator[str | None]:
     kind = one.key[0]
     if one.logical is None:
-        yield "no rank gave the optimizer this gradient, or the optimizer does not train the parameter"
+        who = (
+            f"rank{'s' if len(one.absent) > 1 else ''} {', '.join(map(str, one.absent))}"
+            if one.absent
+            else "every rank"
+        )
+        yield f"{who} had no gradient at the optimizer's step: it took no part in the loss, or is not trained"
         return
     if kind == "start":
         yield "the runs start with different weights: load the same ones into both before the first step"
@@ -82,11 +90,13 @@ def _causes(one: Difference, class_name: str) -> Iterator[str | None]:
     yield _not_finite(one)
     yield _zero(one)
     yield _term(one)
+    yield _exchanged(one)
     factor = common_factor([one])
     if factor is not None:
         yield _of_factor(one, factor)
     yield _random(class_name)
     yield _replicas(one)
+    yield _few_rows(one)
     yield _some_pieces(one)
 
 
@@ -135,6 +145,8 @@ def _term(one: Difference) -> str | None:
         if axis == MICRO_BATCH or not groups or any(len(group) < 2 for group in groups):
             continue
         touched = [group for group in groups if any(piece in one.wrong for piece in group)]
+        if any(piece not in one.wrong for group in touched for piece in group):
+            continue
         for word, divide in (("sum", 1), ("mean", None)):
             totals = [
                 torch.stack([piece.value.double() for piece in group]).sum(0) / (divide or len(group))
@@ -152,6 +164,51 @@ def _term(one: Difference) -> str | None:
     return None
 
 
+def _exchanged(one: Difference) -> str | None:
+    """Return the cause of pieces that are right ones of another place."""
+    assert one.logical is not None
+    indices = list(dict.fromkeys(piece.index for piece in one.logical.pieces))
+    moved: dict[Index, Index] = {}
+    for piece in one.wrong:
+        for index in indices:
+            shape = [len(part) for part in index]
+            fits = index != piece.index and shape == list(piece.value.shape)
+            if fits and one.explains(piece.value, Piece([], index).of(one.goal)):
+                moved[piece.index] = index
+        if piece.index not in moved:
+            return None
+    here, there = next(iter(moved.items()))
+    dim = next(i for i, (one_part, other) in enumerate(zip(here, there, strict=True)) if one_part != other)
+    return (
+        f"{_ranks(one.wrong)} have a right part at a wrong place: elements {here[dim][0]} to {here[dim][-1]} along "
+        f"dimension {dim} are the trusted elements {there[dim][0]} to {there[dim][-1]}. Messages, "
+        "micro-batches or ranks are exchanged"
+    )
+
+
+def _few_rows(one: Difference) -> str | None:
+    """Return which share of the rows is wrong, if most rows are right."""
+    limit = one.limit.peak * one.scale.peak
+    rows, zero = 0, 0
+    wrong: list[Tensor] = []
+    for piece in one.wrong:
+        if piece.value.dim() < 2:
+            return None
+        found, goal = piece.value.double().flatten(0, -2), piece.of(one.goal).double().flatten(0, -2)
+        bad = ((found - goal).abs() > limit).any(-1)
+        wrong.append(bad)
+        rows += len(bad)
+        zero += int((~found[bad].any(-1)).sum())
+    number = sum(int(bad.sum()) for bad in wrong)
+    if not number or 2 * number > rows:
+        return None
+    which = "all of them zero" if zero == number else f"{zero} of them zero" if zero else "none of them zero"
+    return (
+        f"{number} of {rows} rows of the last dimension are wrong on {_ranks(one.wrong)}, {which}; the others agree: "
+        "an index, a mask or a boundary leaves out or mixes up some of them"
+    )
+
+
 def _along(pieces: list[Piece], axis: str) -> Iterator[list[Piece]]:
     """Return the groups of pieces that differ in the coordinate on one axis only, and have the same index."""
     groups: dict[object, list[Piece]] = {}
@@ -165,23 +222,19 @@ def _along(pieces: list[Piece], axis: str) -> Iterator[list[Piece]]:
 def _of_factor(one: Difference, factor: float) -> str | None:
     if abs(factor - 1) < 1e-3:
         return None
-    near = Fraction(factor).limit_denominator(64)
+    near = Fraction(factor).limit_denominator(16)
     is_ratio = near != 0 and abs(float(near) / factor - 1) < max(0.02, 2 * one.limit.norm) and float(near) != 1
     shown = str(near) if is_ratio else f"{factor:.4g}"
     text = f"what {_ranks(one.wrong)} found is {shown} times the trusted tensor"
     sizes = _sizes(one) if is_ratio else {}
     axes = [name for name, of in sizes.items() if near in (of, Fraction(1, of))]
-    if axes and near > 1:
-        number = "; it is also the number of ".join(
-            f"{axis} {'es' if axis == MICRO_BATCH else 'ranks'}" for axis in axes
-        )
-        number = number.replace("micro-batch es", "micro-batches")
-        return f"{text}, the number of {number}: a sum where a mean is due, a term added by each, or a loss not divided"
-    if axes:
-        number = " or of ".join("micro-batches" if axis == MICRO_BATCH else f"{axis} ranks" for axis in axes)
-        return f"{text}, one over the number of {number}: a mean where a sum is due, or a division made twice"
     if one.key[0] == "update":
         return f"{text}: the learning rate of these ranks, or of the parameter's group, differs"
+    number = " or of ".join("micro-batches" if axis == MICRO_BATCH else f"{axis} ranks" for axis in axes)
+    if axes and near > 1:
+        return f"{text}, the number of {number}: a sum where a mean is due, a term added by each, or a loss not divided"
+    if axes:
+        return f"{text}, one over the number of {number}: a mean where a sum is due, or a division made twice"
     return f"{text}: a scale differs"
 
 
@@ -207,8 +260,9 @@ def _replicas(one: Difference) -> str | None:
             right = [piece for piece in group if piece not in one.wrong]
             wrong = [piece for piece in group if piece in one.wrong]
             if right and wrong and axis != MICRO_BATCH:
-                return f"{_ranks(wrong)} should hold a copy of what {_ranks(right)} has along {axis}, and the latter is right"
-            if len(wrong) > 1 and not all(one.explains(piece.value, wrong[0].value) for piece in wrong):
+                return f"{_ranks(wrong)} should hold a copy of what is right on {_ranks(right)}, along {axis}"
+            apart = [measure(piece.value, wrong[0].value, one.scale).over(one.limit) for piece in wrong]
+            if max(apart, default=0.0) > 1:
                 return (
                     f"{_ranks(wrong)} should hold copies along {axis}, and hold different values: "
                     f"they are not synchronised over {axis}"
@@ -226,7 +280,7 @@ def _some_pieces(one: Difference) -> str | None:
         bad, good = ({piece.members[0].record.coordinates.get(axis) for piece in some} for some in (one.wrong, right))
         if bad.isdisjoint(good):
             return f"the pieces at {axis} {_numbers(bad)} are wrong, those at {axis} {_numbers(good)} are right"
-    return f"{_ranks(one.wrong)} is wrong, {_ranks(right)} is right"
+    return None
 
 
 def _numbers(found: Iterable[int | None]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pdlcheck.tracing.assembly import Index, Piece, logical_tensors
+from pdlcheck.tracing.assembly import Index, Piece, absent_gradients, logical_tensors
 from pdlcheck.tracing.causes import Difference, cause_of, common_factor
 from pdlcheck.tracing.errors import TraceError
 from pdlcheck.tracing.files import Trace, read_trace
@@ -38,7 +38,7 @@ class Parting:
         distance: the distance of the worst piece.
         limit: the threshold.
         cause: what makes such a difference; None if no known cause fits.
-        others: how many more tensors of the step part.
+        others: how many more tensors of the step part in this direction.
     """
 
     place: Place
@@ -135,6 +135,7 @@ class _Step:
     ) -> None:
         self.trace = good
         self.good, self.other = logical_tensors(good, step), logical_tensors(other, step)
+        self.absent = absent_gradients(other, step)
         self.noisy = [logical_tensors(one, step) for one in noisy]
         self.step = step
         self.limits = limits
@@ -153,29 +154,21 @@ class _Step:
         """Compare all tensors of the step; set ``result.first`` to the first that parts."""
         require_shapes(self.good, self.other, self.step, self.result.notes)
         parted: list[Difference] = []
-        absent: list[Key] = []
-        for key in self._ordered():
-            if key not in self.other:
-                absent += [key] if key[0] in {"gradient", "update"} else []
-                continue
-            self.result.tensors += 1
-            parted += self._difference(key)
-            if key[0] in {"start", "input"} and parted:
-                break  # what follows cannot be right
-        if absent and not any(one.key[0] in {"start", "input", "forward", "backward"} for one in parted):
-            parted = [self._absent(absent[0]), *parted]
+        for kind in KINDS:
+            keys = [key for key in self.good if key[0] == kind]
+            for key in reversed(keys) if kind == "gradient" else keys:  # gradients from the last layer on
+                parted += self._difference(key)
+            if parted and kind != "backward":
+                break
         self._drop_common_factor(parted)
         if parted:
             self.result.first = self._parting(parted)
 
-    def _ordered(self) -> Iterator[Key]:
-        """Return the keys in the order of the step: forward, backward, gradients from the last layer on, updates."""
-        for kind in KINDS:
-            keys = [key for key in self.good if key[0] == kind]
-            yield from reversed(keys) if kind == "gradient" else keys
-
     def _difference(self, key: Key) -> list[Difference]:
         """Return how the pieces of a tensor differ: a list of one, or empty if all agree."""
+        if key not in self.other or key in self.absent:
+            return self._absent(key) if key[0] in {"gradient", "update"} else []
+        self.result.tensors += 1
         goal, found = self.good[key].value, self.other[key]
         scale = self.scales[key].at_least(self.largest[key[0]], self.limits.small)
         if key[0] in {"start", "input"}:
@@ -242,9 +235,10 @@ class _Step:
         untouched = gradients.value == 0 if gradients is not None else torch.zeros_like(small)
         return piece.of(~small | untouched)
 
-    def _absent(self, key: Key) -> Difference:
-        goal = self.good[key].value
-        return Difference(key, None, goal, self.scales[key], [], float("inf"), Distance(1.0, 1.0), Distance(0.0, 0.0))
+    def _absent(self, key: Key) -> list[Difference]:
+        ranks = tuple(self.absent.get(key, ()))
+        none = Distance(0.0, 0.0)
+        return [Difference(key, None, self.good[key].value, self.scales[key], [], float("inf"), none, none, ranks)]
 
     def _drop_common_factor(self, parted: list[Difference]) -> None:
         """Drop gradients of outputs that are all off by one factor, if the gradients of all parameters are right."""
@@ -271,7 +265,7 @@ class _Step:
             place=where,
             step=self.step + 1,
             micro_batch=piece.members[0].record.micro_batch + 1 if piece is not None and of_samples else None,
-            ranks=sorted({rank for one in first.wrong for rank in one.ranks}),
+            ranks=sorted({*first.absent, *(rank for one in first.wrong for rank in one.ranks)}),
             all_ranks=sorted({one.trace.rank for one in first.logical.members}) if first.logical else [],
             index=index,
             found=found,
@@ -280,7 +274,7 @@ class _Step:
             distance=first.distance,
             limit=first.limit,
             cause=cause_of(first, where.class_name),
-            others=len(parted) - 1,
+            others=sum(one.key[0] == first.key[0] for one in parted) - 1,
         )
 
 

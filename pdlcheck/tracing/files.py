@@ -121,7 +121,7 @@ def read_trace(directory: Path) -> Trace:
 def _open(path: Path) -> tuple[dict[str, Any], Any]:
     try:
         file = safe_open(path, framework="pt")
-        metadata = file.metadata() or {}
+        metadata = file.metadata() or {}  # type: ignore[no-untyped-call]
     except (SafetensorError, OSError) as error:
         raise TraceError(f"{path} cannot be read ({error}): it is truncated or damaged; record it again") from error
     if metadata.get("pdlcheck_trace") != _FORMAT:
@@ -130,7 +130,7 @@ def _open(path: Path) -> tuple[dict[str, Any], Any]:
         raise TraceError(f"{path} {what}; record it again with pdlcheck.trace")
     try:
         header = json.loads(metadata["header"])
-        names = set(file.keys())
+        names = set(file.keys())  # type: ignore[no-untyped-call]
         if missing := [one["key"] for one in header["records"] if one.get("key") and one["key"] not in names]:
             raise TraceError(f"{path} lacks the tensor {missing[0]!r} of its header; record it again")
         return header, file

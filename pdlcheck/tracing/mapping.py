@@ -151,7 +151,8 @@ def place(
     mesh, own = "", set()
     if isinstance(tensor, DTensor):
         splits += _splits_of(tensor)
-        names, at = _names(tensor.device_mesh), tensor.device_mesh.get_coordinate() or []
+        names = _names(tensor.device_mesh)
+        at: Sequence[int] = tensor.device_mesh.get_coordinate() or []
         own = set(names)
         coordinates = {axis: coordinates[axis] for axis in batch if axis not in own} | dict(zip(names, at, strict=True))
         mesh = str(tensor.device_mesh.mesh.flatten().tolist())

@@ -52,7 +52,9 @@ def require_shapes(good: dict[Key, Logical], other: dict[Key, Logical], step: in
         if key not in other:
             continue
         if other[key].shape == goal.shape:
-            fitting += key[0] == "forward" and any(split.how == "batch" for split in goal_splits(other[key]))
+            fitting += key[0] == "forward" and any(
+                split.how == "batch" for split in other[key].members[0].record.splits
+            )
         elif other[key].repeated().shape == goal.shape:
             repeated.append(key)
         else:
@@ -69,11 +71,6 @@ def require_shapes(good: dict[Key, Logical], other: dict[Key, Logical], step: in
         notes.append(f"not compared, as the parallel run has no such output: {_some(dict.fromkeys(missing))}")
 
 
-def goal_splits(logical: Logical) -> list[object]:
-    """Return the splits of the first piece of a tensor, as they were recorded."""
-    return list(logical.members[0].record.splits)
-
-
 def _refuse(good: dict[Key, Logical], other: dict[Key, Logical], wrong: list[Key], step: int) -> None:
     key = min(wrong, key=lambda one: (one[0] != "input", good[one].order))
     goal, found = good[key].shape, other[key].shape
@@ -86,14 +83,14 @@ def _refuse(good: dict[Key, Logical], other: dict[Key, Logical], wrong: list[Key
         dim = differing[0]
         if dim in splits and kind in {"input", "forward", "backward"}:
             raise TraceError(
-                f"{told}: the pieces of the parallel run have {found[dim]} elements along dimension {dim} (the samples), "
+                f"{told}: the parallel run has {found[dim]} elements along dimension {dim} (the samples), "
                 f"the trusted tensor {goal[dim]}. Train both runs on the same samples; if ranks are given the same "
                 'samples, say what the others are for, such as mapping=Mapping(ranks={"dp": (0, 2), "tp": (1, 2)})'
             )
         if goal[dim] > found[dim] and goal[dim] % max(found[dim], 1) == 0:
             raise TraceError(
-                f"{told}: the pieces of the parallel run make {found}, the trusted tensor is {goal}. The mapping misses "
-                f'the shards of dimension {dim}: add the rule "{name}": Shard({dim})'
+                f"{told}: the pieces of the parallel run make {found}, the trusted tensor is {goal}. The mapping "
+                f'misses the shards of dimension {dim}: add the rule "{name}": Shard({dim})'
             )
     raise TraceError(
         f"{told}: the pieces of the parallel run make {found}, the trusted tensor is {goal}; correct its rule"

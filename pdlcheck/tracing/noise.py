@@ -20,7 +20,7 @@ class Noise:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def added(self, tensor: Tensor) -> Tensor:
-        """Return ``tensor + eps * max(|tensor|, rms) * x``, with x normal and eps of the dtype.
+        """Return ``tensor + eps / 2 * max(|tensor|, rms) * x``, with x normal and eps of the dtype.
 
         The root mean square is there for sums whose terms are larger than their result.
         """
@@ -30,8 +30,8 @@ class Noise:
         wide = torch.promote_types(held.dtype, torch.float32)
         size = torch.maximum(held.abs().to(wide), held.to(wide).square().mean().sqrt())
         drawn = torch.randn(held.shape, dtype=wide, device=held.device, generator=self._stream(held.device))
-        eps = torch.finfo(held.dtype).eps
-        moved = (held.to(wide) + eps * size * drawn).to(held.dtype)
+        half = torch.finfo(held.dtype).eps / 2  # the largest error of one rounding
+        moved = (held.to(wide) + half * size * drawn).to(held.dtype)
         return tensor + (moved - held)
 
     def _stream(self, device: torch.device) -> torch.Generator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from pdlcheck.tracing.assembly import Logical
@@ -54,6 +53,7 @@ def place_of(key: Key, good: dict[Key, Logical], agreed: set[Key], trace: Trace)
         trace: the trusted trace.
     """
     kind, name, _, index = key
+    classes = {one: found for rank in trace.ranks for one, found in rank.modules.items()}
     element = f"[{index}]" if index else ""
     evidence, module = "", name
     if kind == "forward":
@@ -67,9 +67,13 @@ def place_of(key: Key, good: dict[Key, Logical], agreed: set[Key], trace: Trace)
                 evidence += f"; code of {owner_of(name)} between the two may be wrong as well"
     elif kind == "backward":
         tensor = f"the gradient{element} of the output of {name}"
-        module = _taker(name, good) or name
-        if module != name:
-            evidence = f"{module} takes that output; gradients that agree end in {_before(key, good, agreed) or module}"
+        around, takers = _takers(name, good, classes)
+        module = around or name
+        if around:
+            takes = "takes" if len(takers) == 1 else "take"
+            evidence = f"{' and '.join(takers)} {takes} that output"
+            if last := _before(key, good, agreed):
+                evidence += f"; the last gradient of an output that agrees is that of {last}"
         elif last := _before(key, good, agreed):
             evidence = f"the last gradient of an output that agrees is that of {last}"
         else:
@@ -81,7 +85,6 @@ def place_of(key: Key, good: dict[Key, Logical], agreed: set[Key], trace: Trace)
     else:
         tensor = f"the parameter {name}" if kind == "start" else f"input {index} of the model"
         module = owner_of(name) if kind == "start" else "model"
-    classes = {one: found for rank in trace.ranks for one, found in rank.modules.items()}
     return Place(module, classes.get(module, ""), DIRECTIONS[kind], tensor, evidence)
 
 
@@ -93,15 +96,15 @@ def _before(key: Key, good: dict[Key, Logical], agreed: set[Key]) -> str:
     return names[-1] if names else ""
 
 
-def _taker(name: str, good: dict[Key, Logical]) -> str:
-    """Return the innermost module that is given the output of a module."""
+def _takers(name: str, good: dict[Key, Logical], classes: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the innermost module with all code that is given the output of a module, and the modules that are."""
     takers = [one for (kind, one, *_), tensor in good.items() if kind == "forward" and name in _sources(tensor)]
-    leaves = [one for one in takers if not any(other.startswith(f"{one}.") for other in takers)]
-    if not leaves:
-        return ""
-    if len(set(leaves)) == 1:
-        return leaves[0]
-    return ".".join(os.path.commonprefix([leaf.split(".") for leaf in leaves]))
+    own = [one for one in dict.fromkeys(takers) if classes.get(one) != "Sequential"]  # it has no code of its own
+    parts = [one.split(".") for one in own]
+    common = [names[0] for names in zip(*parts, strict=False) if len(set(names)) == 1] if parts else []
+    while common and any(one[: len(common)] != common for one in parts):
+        common.pop()
+    return ".".join(common), own
 
 
 def _sources(tensor: Logical) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pdlcheck.compat.torch.autograd import in_backward
-from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.compat.torch.pytree import tree_flatten, tree_leaves, tree_unflatten
+from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.tracing.files import clear_traces, write_trace
 from pdlcheck.tracing.layout import MICRO_BATCH
 from pdlcheck.tracing.mapping import Mapping, Rule, coordinates_of, finished, local_part, mapping_of, place
@@ -74,6 +74,7 @@ def trace(
     with ExitStack() as hooks:
         recorder.attach(hooks)
         yield
+        recorder.keep_updates()
     header = recorder.header() | {"rank": rank, "world_size": size}
     write_trace(Path(directory), header, recorder.tensors, recorder.records)
 
@@ -106,12 +107,12 @@ class _Recorder:
         self._noise = None if perturb is None else Noise(perturb)
         self._modules, self._parameters = logical_names(self._models, mapping.rename)
         self._step = 0
+        self._before: dict[str, tuple[int, Tensor]] = {}  # parameters before the optimizer changes them, and the step
         self._inside = [False] * len(self._models)  # a call of the model that counts
         self._start_of_step()
 
     def _start_of_step(self) -> None:
         self._done: set[int] = set()  # the optimizers that have made their step
-        self._before: dict[str, Tensor] = {}
         self._now: list[Record] = []
         self._micro_batch = [-1] * len(self._models)
         self._calls: Counter[tuple[str, int]] = Counter()
@@ -140,9 +141,25 @@ class _Recorder:
             hooks.callback(optimizer.register_step_pre_hook(self._before_step).remove)
             hooks.callback(optimizer.register_step_post_hook(self._after_step).remove)
 
+    def keep_updates(self) -> None:
+        """Keep the changes that the last step made, as the next one finds them.
+
+        So a change that is lost or overwritten after the step of the optimizer is not recorded as made.
+        """
+        for name, (step, before) in list(self._before.items()):
+            if step < self._step:
+                old = _wide(before)
+                size = (float(old.square().mean().sqrt()), float(old.abs().max())) if old.numel() else (0.0, 0.0)
+                update = _wide(_copy(local_part(self._parameters[name]))) - old
+                self._keep("update", name, self._parameters[name], update, step=step, around=size)
+                del self._before[name]
+
     def _begin(self, i: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a micro-batch: a call of a model of this rank."""
-        if self._step >= self._steps or not torch.is_grad_enabled() or in_backward():
+        if not torch.is_grad_enabled() or in_backward():
+            return
+        self.keep_updates()
+        if self._step >= self._steps:
             return
         self._micro_batch[i] += 1
         self._inside[i] = True
@@ -175,7 +192,7 @@ class _Recorder:
                 here = (name, micro_batch, call, index)
                 self._hold("forward", here, leaf, tuple(sorted(sources)))
                 if leaf.requires_grad:
-                    leaf.register_hook(self._backward(here))
+                    leaf.register_hook(self._backward(here))  # type: ignore[no-untyped-call]
                 elif not torch.is_grad_enabled():
                     self._unhooked.setdefault(name, []).append(here)
         return tree_unflatten(leaves, form) if is_noisy else None
@@ -184,7 +201,7 @@ class _Recorder:
         assert self._noise is not None
         moved = self._noise.added(leaf)
         if moved.requires_grad and moved is not leaf:
-            moved.register_hook(self._noise.added)
+            moved.register_hook(self._noise.added)  # type: ignore[no-untyped-call]
         return moved
 
     def _follow_again(self, name: str, output: Any) -> None:
@@ -192,7 +209,7 @@ class _Recorder:
         waiting = self._unhooked.get(name, [])
         for leaf in (one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad):
             if waiting and leaf.is_floating_point():
-                leaf.register_hook(self._backward(waiting.pop(0)))
+                leaf.register_hook(self._backward(waiting.pop(0)))  # type: ignore[no-untyped-call]
 
     def _backward(self, here: Call) -> Callable[[Tensor], None]:
         step = self._step
@@ -231,10 +248,12 @@ class _Recorder:
         here: Call = ("", 0, 0, 0),
         sources: tuple[str, ...] = (),
         around: tuple[float, float] | None = None,
+        step: int | None = None,
     ) -> None:
         """Keep ``value``, or a copy of this rank's part of ``tensor``, at the place of ``tensor``."""
         _, micro_batch, call, index = here
-        key = key or f"{self._step}/{kind}/{name}"
+        step = self._step if step is None else step
+        key = key or f"{step}/{kind}/{name}"
         of_samples = kind in {"input", "forward", "backward"}
         placed = place(
             self._mapping,
@@ -243,7 +262,7 @@ class _Recorder:
             tensor,
             is_output=of_samples,
             is_gradient=kind == "backward",
-            step=self._step,
+            step=step,
             micro_batch=micro_batch,
         )
         if placed is None:
@@ -252,9 +271,9 @@ class _Recorder:
         record = Record(
             kind=kind,
             name=name,
-            step=self._step,
+            step=step,
             key=key,
-            order=len(self._now),
+            order=len(self.records if kind == "update" else self._now),
             micro_batch=micro_batch,
             call=call,
             index=index,
@@ -265,9 +284,10 @@ class _Recorder:
             sources=sources,
             around=around,
         )
-        self._now.append(record)
+        (self.records if kind == "update" else self._now).append(record)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.keep_updates()
         if self._step >= self._steps:
             return
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
@@ -275,7 +295,9 @@ class _Recorder:
             if id(parameter) in trained and parameter.requires_grad:
                 if parameter.grad is not None:
                     self._keep("gradient", name, parameter.grad)
-                self._before[name] = _copy(local_part(parameter))
+                else:
+                    self._now.append(Record("gradient", name, self._step, None, len(self._now)))
+                self._before[name] = self._step, _copy(local_part(parameter))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._step >= self._steps:
@@ -283,14 +305,6 @@ class _Recorder:
         self._done.add(id(optimizer))
         if len(self._done) < len(self._optimizers):
             return
-        for name, parameter in self._parameters.items():
-            if name in self._before:
-                before = _wide(self._before[name])
-                update = _wide(_copy(local_part(parameter))) - before
-                around = (
-                    (float(before.square().mean().sqrt()), float(before.abs().max())) if before.numel() else (0.0, 0.0)
-                )
-                self._keep("update", name, parameter, update, around=around)
         micro_batches = max(self._micro_batch) + 1
         for record in self._now:
             of_samples = record.kind in {"input", "forward", "backward"}

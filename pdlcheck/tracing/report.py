@@ -13,9 +13,7 @@ __all__ = ["as_json", "as_text"]
 def as_text(found: Comparison) -> str:
     """Return the report for people."""
     dtype = str(found.dtype).removeprefix("torch.")
-    limits = (
-        "the perturbed run" if found.is_estimated else f"a constant of {dtype}; record a perturbed run for sharper ones"
-    )
+    limits = "the perturbed run" if found.is_estimated else f"a constant of {dtype}; a perturbed run gives sharper ones"
     lines = [f"note: {note}" for note in found.notes]
     if found.first is None:
         lines.append(
@@ -36,6 +34,7 @@ def _parting(first: Parting, dtype: str, limits: str) -> list[str]:
     if first.ranks:
         several = "ranks" if len(first.ranks) > 1 else "rank"
         rows.append((several, f"{_numbers(first.ranks)} wrong, of {_numbers(first.all_ranks)}"))
+    if first.index or first.distance.norm:
         at = f"({', '.join(map(str, first.index))})"
         rows.append(("worst element", f"found {first.found:.6g} at {at}, expected {first.expected:.6g}"))
         rows.append(
@@ -50,7 +49,9 @@ def _parting(first: Parting, dtype: str, limits: str) -> list[str]:
         rows.append(("before", place.evidence))
     rows.append(("likely cause", first.cause or "unknown: no known cause explains what was measured"))
     if first.others:
-        rows.append(("after", f"{first.others} more tensors of this step part; later steps were not compared"))
+        rows.append(
+            ("after", f"{first.others} more tensors part in this step and direction; what follows was not compared")
+        )
     width = max(len(name) for name, _ in rows)
     return lines + [f"  {name:<{width}}  {text}" for name, text in rows]
 

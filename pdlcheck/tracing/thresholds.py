@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["Distance", "Scale", "Thresholds", "measure", "narrowest", "scale_of"]
 
-FACTOR = 6.0  # the noise of a perturbed run is drawn once; the order of sums in a parallel run is another draw
+FACTOR = 5.0  # the noise of a perturbed run is drawn once; the order of sums in a parallel run is another draw
 DEFAULT = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.15}
 SMALL = {torch.float64: 0.05, torch.float32: 0.05, torch.float16: 0.1, torch.bfloat16: 0.1}
 _SMALL_PERTURBED = 1e-6  # of the largest tensor of its kind: smaller ones are noise, as the gradient of a key's bias
