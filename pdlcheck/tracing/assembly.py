@@ -148,11 +148,19 @@ class Logical:
         return whole
 
     def repeated(self) -> Logical:
-        """Return the tensor that has the same value for all samples: a table, not an output for each sample."""
-        members = [
-            Member(one.trace, replace(one.record, splits=tuple(s for s in one.record.splits if s.how != "batch")))
-            for one in self.members
-        ]
+        """Return the tensor that has the same value for all samples: a table, not an output for each sample.
+
+        Its gradient is a sum over the samples.
+        """
+        of_sum = self.key[0] == "backward"
+        members = []
+        for one in self.members:
+            splits = [
+                replace(split, how="sum", dim=None) if split.how == "batch" else split
+                for split in one.record.splits
+                if of_sum or split.how != "batch"
+            ]
+            members.append(Member(one.trace, replace(one.record, splits=tuple(splits))))
         return Logical(self.key, members)
 
     @cached_property

@@ -187,25 +187,26 @@ def _exchanged(one: Difference) -> str | None:
 
 
 def _few_rows(one: Difference) -> str | None:
-    """Return which share of the rows is wrong, if most rows are right."""
+    """Return how many rows are wrong, if most rows are right and a wide gap separates the two."""
     limit = one.limit.peak * one.scale.peak
-    rows, zero = 0, 0
-    wrong: list[Tensor] = []
+    apart: list[Tensor] = []
+    empty: list[Tensor] = []
     for piece in one.wrong:
-        if piece.value.dim() < 2:
+        if piece.value.dim() < 2 or not piece.value.numel():
             return None
         found, goal = piece.value.double().flatten(0, -2), piece.of(one.goal).double().flatten(0, -2)
-        bad = ((found - goal).abs() > limit).any(-1)
-        wrong.append(bad)
-        rows += len(bad)
-        zero += int((~found[bad].any(-1)).sum())
-    number = sum(int(bad.sum()) for bad in wrong)
-    if not number or 2 * number > rows:
+        apart.append((found - goal).abs().amax(-1))
+        empty.append(~found.any(-1))
+    rows, zero = torch.cat(apart), torch.cat(empty)
+    bad = rows > limit
+    number = int(bad.sum())
+    if not number or 2 * number > len(rows) or float(rows[bad].min()) < 4 * float(rows[~bad].max()):
         return None
-    which = "all of them zero" if zero == number else f"{zero} of them zero" if zero else "none of them zero"
+    zeros = int(zero[bad].sum())
+    which = "all of them zero" if zeros == number else f"{zeros} of them zero" if zeros else "none of them zero"
     return (
-        f"{number} of {rows} rows of the last dimension are wrong on {_ranks(one.wrong)}, {which}; the others agree: "
-        "an index, a mask or a boundary leaves out or mixes up some of them"
+        f"{number} of {len(rows)} rows of the last dimension are wrong on {_ranks(one.wrong)}, {which}; "
+        "the others agree: an index, a mask or a boundary leaves out or mixes up some of them"
     )
 
 

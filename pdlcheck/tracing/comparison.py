@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,6 +135,7 @@ class _Step:
     ) -> None:
         self.trace = good
         self.good, self.other = logical_tensors(good, step), logical_tensors(other, step)
+        self.moved: dict[tuple[Key, Index], list[Distance]] = {}
         self.absent = absent_gradients(other, step)
         self.noisy = [logical_tensors(one, step) for one in noisy]
         self.step = step
@@ -175,13 +176,13 @@ class _Step:
             scale = self.scales[key]
         wrong: list[Piece] = []
         worst, worst_distance, worst_limit = 0.0, Distance(0.0, 0.0), Distance(0.0, 0.0)
-        parts: dict[Index, tuple[Tensor, Tensor | None, Distance]] = {}  # copies on several ranks have one index
+        parts: dict[Index, tuple[Tensor, Tensor | None]] = {}  # copies on several ranks have one index
         for piece in found.pieces:
             if piece.index not in parts:
-                mask = self._certain(key, piece) if key[0] == "update" else None
-                parts[piece.index] = piece.of(goal), mask, self._limit(key, piece, scale, mask)
-            part, mask, limit = parts[piece.index]
+                parts[piece.index] = piece.of(goal), self._certain(key, piece) if key[0] == "update" else None
+            part, mask = parts[piece.index]
             distance = measure(piece.value, part, scale, mask)
+            limit = self._limit(key, piece.index, scale, mask, distance)
             times = distance.over(limit)
             if times > 1:
                 wrong.append(piece)
@@ -194,17 +195,15 @@ class _Step:
             return []
         return [Difference(key, found, goal, scale, wrong, worst, worst_distance, worst_limit)]
 
-    def _limit(self, key: Key, piece: Piece, scale: Scale, mask: Tensor | None) -> Distance:
+    def _limit(self, key: Key, index: Index, scale: Scale, mask: Tensor | None, distance: Distance) -> Distance:
+        """Return the limit of a piece; what is within rounding of the dtype needs no perturbed run."""
         if key[0] in {"start", "input"}:
             return self.limits.exact()
-        goal = self.good[key].value
-        moved = []
-        for noisy in self.noisy:
-            if key in noisy:
-                other = noisy[key].value
-                moved += [measure(piece.of(other), piece.of(goal), scale, mask)]
-                moved += [measure(other, goal, scale)] if mask is None else []
-        limit = self.limits.limit(moved)
+        limit = self.limits.limit([])
+        if distance.over(limit) > 1:
+            if (key, index) not in self.moved:
+                self.moved[key, index] = list(self._moved(key, Piece([], index), scale, mask))
+            limit = self.limits.limit(self.moved[key, index])
         around = self.good[key].members[0].record.around
         if key[0] == "update" and around is not None:  # the parameter itself is rounded when it is written
             eps = torch.finfo(self._dtype(key)).eps
@@ -214,6 +213,16 @@ class _Step:
             )
         return limit
 
+    def _moved(self, key: Key, piece: Piece, scale: Scale, mask: Tensor | None) -> Iterator[Distance]:
+        """Return how far each perturbed run moves a piece, and the whole tensor."""
+        goal = self.good[key].value
+        for noisy in self.noisy:
+            if key in noisy:
+                other = noisy[key].value
+                yield measure(piece.of(other), piece.of(goal), scale, mask)
+                if mask is None:
+                    yield measure(other, goal, scale)
+
     def _dtype(self, key: Key) -> torch.dtype:
         """Return the dtype of a parameter."""
         start = next((one for one in self.trace.ranks[0].records if one.kind == "start" and one.name == key[1]), None)
@@ -222,8 +231,8 @@ class _Step:
     def _note_uncertain(self, key: Key, scale: Scale) -> None:
         """Note where a gradient is within rounding of zero: Adam makes a full step of its sign there."""
         goal = self.good[key].value
-        noise = torch.full_like(goal, self._limit(key, self.good[key].pieces[0], scale, None).norm * scale.rms).double()
-        small = goal.double().abs() <= noise
+        limit = self._limit(key, tuple(map(range, goal.shape)), scale, None, Distance(float("inf"), float("inf")))
+        small = goal.double().abs() <= limit.norm * scale.rms
         before = self.uncertain.get(key[1])
         self.uncertain[key[1]] = small if before is None else before | small
 

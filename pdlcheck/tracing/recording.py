@@ -156,7 +156,7 @@ class _Recorder:
 
     def _begin(self, i: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a micro-batch: a call of a model of this rank."""
-        if not torch.is_grad_enabled() or in_backward():
+        if not torch.is_grad_enabled() or in_backward() or _is_abstract((args, kwargs)):
             return
         self.keep_updates()
         if self._step >= self._steps:
@@ -172,13 +172,13 @@ class _Recorder:
         self._inside[i] = False
 
     def _forward(self, name: str, i: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if self._step >= self._steps:
+        if self._step >= self._steps or _is_abstract(output):
             return None
         if in_backward():
             self._follow_again(name, output)
             return None
         if not (torch.is_grad_enabled() or self._inside[i]):
-            return None  # an evaluation, or a pipeline that finds out the shapes of its stages
+            return None  # an evaluation
         leaves, form = tree_flatten(output)
         is_noisy = self._noise is not None and not any(True for _ in module.children())
         if is_noisy:
@@ -188,7 +188,7 @@ class _Recorder:
         call = self._calls[name, micro_batch]
         self._calls[name, micro_batch] += 1
         for index, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.is_meta:
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
                 here = (name, micro_batch, call, index)
                 self._hold("forward", here, leaf, tuple(sorted(sources)))
                 if leaf.requires_grad:
@@ -311,6 +311,12 @@ class _Recorder:
             self.records.append(finished(self._mapping, record, max(micro_batches, 1)) if of_samples else record)
         self._step += 1
         self._start_of_step()
+
+
+def _is_abstract(values: Any) -> bool:
+    """Return whether values have a shape and no data, as where a pipeline finds out the shapes of its stages."""
+    tensors = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return any(one.is_meta or type(one).__name__ == "FakeTensor" for one in tensors)
 
 
 def _wide(tensor: Tensor) -> Tensor:
