@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pdlcheck.compat.torch.autograd import in_backward
+from pdlcheck.compat.torch.pipelining import infers_shapes
 from pdlcheck.compat.torch.pytree import tree_flatten, tree_leaves, tree_unflatten
 from pdlcheck.compat.torch.tensors import in_place_version
 from pdlcheck.tracing.files import clear_traces, write_trace
@@ -108,6 +109,7 @@ class _Recorder:
         self._modules, self._parameters = logical_names(self._models, mapping.rename)
         self._step = 0
         self._before: dict[str, tuple[int, Tensor]] = {}  # parameters before the optimizer changes them, and the step
+        self._ignores = [False] * len(self._models)  # a call that finds out shapes
         self._inside = [False] * len(self._models)  # a call of the model that counts
         self._start_of_step()
 
@@ -156,7 +158,8 @@ class _Recorder:
 
     def _begin(self, i: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a micro-batch: a call of a model of this rank."""
-        if not torch.is_grad_enabled() or in_backward() or _is_abstract((args, kwargs)):
+        self._ignores[i] = infers_shapes() or _is_abstract((args, kwargs))
+        if self._ignores[i] or not torch.is_grad_enabled() or in_backward():
             return
         self.keep_updates()
         if self._step >= self._steps:
@@ -169,10 +172,10 @@ class _Recorder:
             self._hold("input", ("input", self._micro_batch[i], 0, index), leaf)
 
     def _end(self, i: int, *_: Any) -> None:
-        self._inside[i] = False
+        self._inside[i] = self._ignores[i] = False
 
     def _forward(self, name: str, i: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if self._step >= self._steps or _is_abstract(output):
+        if self._step >= self._steps or self._ignores[i] or _is_abstract(output):
             return None
         if in_backward():
             self._follow_again(name, output)

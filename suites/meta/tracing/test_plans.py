@@ -108,7 +108,7 @@ def test_samples_may_be_dealt_in_turn(trusted, tmp_path):
 
 def test_a_wrong_loss_scale_is_the_first_gradient(trusted, tmp_path):
     first = compared(trusted, tmp_path, of_ddp, "block", 2).first
-    assert (first.place.module, first.place.direction) == ("model", "backward")
+    assert (first.place.module, first.place.direction) == ("head", "backward")
     assert "2 times the trusted tensor" in first.cause
 
 
