@@ -173,6 +173,7 @@ class Logical:
                 raise TraceError(f"{_told(self.key)}: ranks have tensors of {dims} and of {len(one.shape)} dimensions")
             for dim in range(dims):
                 at, size = self._at(one, dim), one.shape[dim]
+                self._require_positions(one, dim)
                 if sizes[dim].setdefault(at, size) != size:
                     raise TraceError(
                         f"{_told(self.key)}: rank {one.trace.rank} has {size} elements along dimension {dim}, another "
@@ -182,6 +183,14 @@ class Logical:
             for dim in range(dims):
                 self._require_all_parts(one, dim, sizes[dim])
         return sizes
+
+    def _require_positions(self, one: Member, dim: int) -> None:
+        positions = one.along[dim][0].positions if one.along[dim] else None
+        if positions is not None and (not positions or one.shape[dim] % len(positions)):
+            raise TraceError(
+                f"{_told(self.key)}: the mapping gives rank {one.trace.rank} {len(positions)} positions for "
+                f"{one.shape[dim]} elements along dimension {dim}; samples= and Positions must match what a rank has"
+            )
 
     def _require_all_parts(self, one: Member, dim: int, sizes: Iterable[tuple[int, ...]]) -> None:
         splits = one.along[dim]
@@ -208,12 +217,7 @@ class Logical:
             last = -1
             if splits and splits[0].positions is not None:
                 positions = splits[0].positions
-                times, rest = divmod(size, max(len(positions), 1))
-                if rest or not times:
-                    raise TraceError(
-                        f"{_told(self.key)}: the mapping gives rank {one.trace.rank} {len(positions)} positions for "
-                        f"{size} elements along dimension {dim}; samples= and Positions must match what a rank has"
-                    )
+                times = size // max(len(positions), 1)
                 found.append(tuple(at * times + i for at in positions for i in range(times)))
                 last = max(found[-1])
             else:

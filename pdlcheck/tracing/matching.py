@@ -81,7 +81,8 @@ def _refuse(good: dict[Key, Logical], other: dict[Key, Logical], wrong: list[Key
         differing = [dim for dim in range(len(goal)) if goal[dim] != found[dim]]
         splits = {split.dim for split in other[key].members[0].splits}
         dim = differing[0]
-        if dim in splits and kind in {"input", "forward", "backward"}:
+        has_more = kind == "input" and found[dim] > goal[dim]
+        if has_more or (dim in splits and kind in {"input", "forward", "backward"}):
             raise TraceError(
                 f"{told}: the parallel run has {found[dim]} elements along dimension {dim} (the samples), "
                 f"the trusted tensor {goal[dim]}. Train both runs on the same samples; if ranks are given the same "

@@ -136,9 +136,10 @@ class _Recorder:
             self._keep("start", name, parameter, _copy(local_part(parameter)))
         for i, root in enumerate(self._models):
             hooks.callback(root.register_forward_pre_hook(partial(self._begin, i), with_kwargs=True).remove)
-            hooks.callback(root.register_forward_hook(partial(self._end, i)).remove)
         for name, (i, module) in self._modules.items():
             hooks.callback(module.register_forward_hook(partial(self._forward, name, i), with_kwargs=True).remove)
+        for i, root in enumerate(self._models):
+            hooks.callback(root.register_forward_hook(partial(self._end, i)).remove)
         for optimizer in self._optimizers:
             hooks.callback(optimizer.register_step_pre_hook(self._before_step).remove)
             hooks.callback(optimizer.register_step_post_hook(self._after_step).remove)
