@@ -41,7 +41,10 @@ class Member:
             elif not self.shape:
                 found.append(replace(split, how="sum" if self.record.kind == "backward" else "mean", dim=None))
             elif dim is not None and -len(self.shape) <= dim < len(self.shape):
-                found.append(replace(split, how="shard", dim=dim % len(self.shape)))
+                if split.positions is None or self.shape[dim] % max(len(split.positions), 1) == 0:
+                    found.append(replace(split, how="shard", dim=dim % len(self.shape)))
+                elif self.record.kind == "backward":  # the same for all samples, as a table is; its gradient is a sum
+                    found.append(replace(split, how="sum", dim=None, positions=None))
         return found
 
     @cached_property

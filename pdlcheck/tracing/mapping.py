@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch.distributed as dist
 from torch import Tensor
@@ -49,6 +48,8 @@ class Mapping:
             for one part of a name, ``**`` for several. The placement is one of ``torch.distributed.tensor``, or
             ``Positions``, for the axis ``tp`` or the only axis; or a dict from axis to placement. None leaves the
             tensor out. The first pattern that matches counts. ``input`` is the input of the model.
+        outputs: the placement of outputs and of inputs that no rule names, such as ``{"cp": Shard(1)}`` where each rank
+            has some positions of a sequence. It leaves out outputs that lack the dimension.
         ranks: the axes of ranks and this rank's coordinate, as a dict such as ``{"dp": (0, 2), "tp": (1, 2)}``, or a
             ``DeviceMesh`` with names of its dimensions. Axes named dp, fsdp, data or the like divide the samples. By
             default all ranks divide the samples; with rules, all ranks are the axis ``tp``.
@@ -63,6 +64,8 @@ class Mapping:
     """
 
     rules: dict[str, Rule] = field(default_factory=dict)
+    _: KW_ONLY
+    outputs: Rule = field(default_factory=dict)
     ranks: DeviceMesh | dict[str, tuple[int, int]] | None = None
     rename: Callable[[str], str | None] | None = None
     samples: Callable[[int, int], Sequence[int]] | None = None
@@ -95,7 +98,7 @@ def mapping_of(given: Mapping | dict[str, Rule] | None) -> Mapping:
     for axis, (at, of) in axes.items():
         if not 0 <= at < of:
             raise ValueError(f"the mapping puts this rank at {at} of {of} on the axis {axis}; coordinates start at 0")
-    for pattern, rule in mapping.rules.items():
+    for pattern, rule in (mapping.rules | {"outputs": mapping.outputs}).items():
         _by_axis(pattern, rule, axes)
     return mapping
 
@@ -141,10 +144,10 @@ def place(
         step: the step, from 0.
         micro_batch: the micro-batch, from 0.
     """
-    rule = _rule(mapping, name)
+    local = local_part(tensor)
+    rule = _rule(mapping, name, local.dim() if is_output else None)
     if rule is None:
         return None
-    local = local_part(tensor)
     splits: list[Split] = []
     batch = [axis for axis in axes if axis in BATCH_AXES]
     coordinates = {axis: at for axis, (at, _) in axes.items()}
@@ -187,11 +190,16 @@ def _batch_splits(mapping: Mapping, batch: dict[str, tuple[int, int]], step: int
     return [Split(SAMPLES, 0, 1, "batch", mapping.batch_dim, positions)]
 
 
-def _rule(mapping: Mapping, name: str) -> Rule | dict[str, Any]:
+def _rule(mapping: Mapping, name: str, dims: int | None) -> Rule:
+    """Return the rule of a name; ``dims`` is the number of dimensions of an output."""
     for pattern, rule in mapping.rules.items():
         if _pattern(pattern).fullmatch(name):
             return rule
-    return {}
+    if dims is None or mapping.outputs is None:
+        return {} if dims is None else None
+    placements = mapping.outputs.values() if isinstance(mapping.outputs, dict) else [mapping.outputs]
+    lacks = any(getattr(one, "dim", 0) >= dims for one in placements if not isinstance(one, Partial | Replicate))
+    return {} if lacks else mapping.outputs
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -200,9 +208,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join(words.get(part) or re.escape(part) for part in parts))
 
 
-def _by_axis(
-    pattern: str, rule: Rule | dict[str, Any], axes: dict[str, tuple[int, int]]
-) -> dict[str, Placement | Positions]:
+def _by_axis(pattern: str, rule: Rule, axes: dict[str, tuple[int, int]]) -> dict[str, Placement | Positions]:
     """Return the placement on each axis that a rule gives."""
     if rule is None:
         return {}

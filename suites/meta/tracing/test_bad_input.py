@@ -68,7 +68,7 @@ def test_another_model(trusted, tmp_path):
 def test_another_number_of_samples(trusted, tmp_path):
     record(tmp_path / "more", network(), samples=8)
     refused(
-        trusted, tmp_path / "more", "input in step 1: the parallel run has 8 elements along dimension 0 .the samples")
+        trusted, tmp_path / "more", "input in step 1: the parallel run has 8 elements along dimension 0 .the samples"
     )
 
 

@@ -269,8 +269,7 @@ def of_context(folder: Path | None, world_size: int = 2) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     own = [rank, 3 - rank] if world_size == 2 else [0, 1, 2, 3]
     zigzag = Positions(1, own)
-    rules = {"input": zigzag, "up": zigzag, "down": zigzag, "model": zigzag}
-    mapping = Mapping({name: {"cp": one} for name, one in rules.items()}, ranks={"cp": (rank, world_size)})
+    mapping = Mapping(outputs={"cp": zigzag}, ranks={"cp": (rank, world_size)})
     with pdlcheck.trace(model, optimizer, folder, steps=1, mapping=mapping):
         model(torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(2))[:, own]).square().mean().backward()
         for one in model.parameters():
