@@ -296,11 +296,13 @@ class _Recorder:
             return
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for name, parameter in self._parameters.items():
-            if id(parameter) in trained and parameter.requires_grad:
-                if parameter.grad is not None:
-                    self._keep("gradient", name, parameter.grad)
-                else:
-                    self._now.append(Record("gradient", name, self._step, None, len(self._now)))
+            if not parameter.requires_grad:
+                continue
+            if id(parameter) in trained and parameter.grad is None:
+                self._now.append(Record("gradient", name, self._step, None, len(self._now)))
+            elif id(parameter) in trained:
+                self._keep("gradient", name, parameter.grad)
+            if name not in self._before:  # of all parameters: another rank may train this one and send it
                 self._before[name] = self._step, _copy(local_part(parameter))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
