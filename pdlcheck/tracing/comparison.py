@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -64,7 +65,7 @@ class Comparison:
         first: where the traces part first; None if they agree.
         steps: the number of steps that were compared.
         tensors: the number of logical tensors that were compared.
-        nearest: the largest distance of a tensor that agrees, in units of its threshold.
+        nearest: a bound of the distances of all tensors that agree, in units of their thresholds.
         dtype: the dtype whose rounding counts.
         is_estimated: thresholds come from perturbed runs.
         notes: remarks on what was not compared.
@@ -206,7 +207,7 @@ class _Step:
             limit = self.limits.limit(self.moved[key, index])
         around = self.good[key].members[0].record.around
         if key[0] == "update" and around is not None:  # the parameter itself is rounded when it is written
-            eps = torch.finfo(self._dtype(key)).eps
+            eps = torch.finfo(self._dtypes.get(key[1], torch.float32)).eps
             limit = Distance(
                 limit.norm + (eps * around[0] / scale.rms if scale.rms else 0.0),
                 limit.peak + (2 * eps * around[1] / scale.peak if scale.peak else 0.0),
@@ -223,10 +224,12 @@ class _Step:
                 if mask is None:
                     yield measure(other, goal, scale)
 
-    def _dtype(self, key: Key) -> torch.dtype:
-        """Return the dtype of a parameter."""
-        start = next((one for one in self.trace.ranks[0].records if one.kind == "start" and one.name == key[1]), None)
-        return self.trace.ranks[0].tensor(start).dtype if start is not None else torch.float32
+    @cached_property
+    def _dtypes(self) -> dict[str, torch.dtype]:
+        """The dtype of each parameter."""
+        starts = [(rank, one) for rank in self.trace.ranks for one in rank.records if one.kind == "start" and one.key]
+        names = {one.name: rank.file.get_slice(one.key).get_dtype() for rank, one in starts}
+        return {name: _DTYPES[dtype] for name, dtype in names.items() if dtype in _DTYPES}
 
     def _note_uncertain(self, key: Key, scale: Scale) -> None:
         """Note where a gradient is within rounding of zero: Adam makes a full step of its sign there."""

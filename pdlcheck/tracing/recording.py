@@ -298,10 +298,11 @@ class _Recorder:
         for name, parameter in self._parameters.items():
             if not parameter.requires_grad:
                 continue
-            if id(parameter) in trained and parameter.grad is None:
+            gradient = parameter.grad
+            if id(parameter) in trained and gradient is None:
                 self._now.append(Record("gradient", name, self._step, None, len(self._now)))
-            elif id(parameter) in trained:
-                self._keep("gradient", name, parameter.grad)
+            elif id(parameter) in trained and gradient is not None:
+                self._keep("gradient", name, gradient)
             if name not in self._before:  # of all parameters: another rank may train this one and send it
                 self._before[name] = self._step, _copy(local_part(parameter))
 

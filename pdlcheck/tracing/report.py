@@ -18,7 +18,7 @@ def as_text(found: Comparison) -> str:
     if found.first is None:
         lines.append(
             f"the traces agree: {found.tensors} tensors of {found.steps} steps; "
-            f"the nearest is at {found.nearest:.2g} times its threshold ({limits})"
+            f"each is within {found.nearest:.2g} times its threshold, from {limits}"
         )
         return "\n".join(lines)
     return "\n".join([*lines, *_parting(found.first, dtype, limits)])
