@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
+from typing import Any
 
 from pdlcheck.tracing.comparison import Comparison, Parting
 
@@ -32,33 +34,38 @@ def _parting(first: Parting, dtype: str, limits: str) -> list[str]:
     if first.micro_batch is not None:
         rows.append(("micro-batch", str(first.micro_batch)))
     if first.ranks:
-        several = "ranks" if len(first.ranks) > 1 else "rank"
-        rows.append((several, f"{_numbers(first.ranks)} wrong, of {_numbers(first.all_ranks)}"))
-    if first.index or first.distance.norm:
+        of = f", of {_numbers(first.all_ranks)}" if first.all_ranks else ""
+        rows.append(("ranks" if len(first.ranks) > 1 else "rank", f"{_numbers(first.ranks)} wrong{of}"))
+    if math.isfinite(first.times) or first.index:
         at = f"({', '.join(map(str, first.index))})"
-        rows.append(("worst element", f"found {first.found:.6g} at {at}, expected {first.expected:.6g}"))
-        rows.append(
-            (
-                "distance",
-                f"{first.distance.norm:.2g} of its size (largest element: {first.distance.peak:.2g}), "
-                f"{first.times:.3g} times what {dtype} explains",
-            )
-        )
-        rows.append(("threshold", f"{first.limit.norm:.2g} (largest element: {first.limit.peak:.2g}), from {limits}"))
+        sizes = f"{first.distance.norm:.2g} of its size (largest element: {first.distance.peak:.2g})"
+        limit = f"{first.limit.norm:.2g} (largest element: {first.limit.peak:.2g})"
+        rows += [
+            ("worst element", f"found {first.found:.6g} at {at}, expected {first.expected:.6g}"),
+            ("distance", f"{sizes}, {first.times:.3g} times what {dtype} explains"),
+            ("threshold", f"{limit}, from {limits}"),
+        ]
     if place.evidence:
         rows.append(("before", place.evidence))
     rows.append(("likely cause", first.cause or "unknown: no known cause explains what was measured"))
     if first.others:
-        rows.append(
-            ("after", f"{first.others} more tensors part in this step and direction; what follows was not compared")
-        )
+        more = f"{first.others} more tensors part" if first.others > 1 else "1 more tensor parts"
+        rows.append(("after", f"{more} in this step and direction; what follows was not compared"))
     width = max(len(name) for name, _ in rows)
     return lines + [f"  {name:<{width}}  {text}" for name, text in rows]
 
 
 def as_json(found: Comparison) -> str:
-    """Return the report for programs."""
-    return json.dumps(asdict(found) | {"dtype": str(found.dtype).removeprefix("torch.")}, indent=2)
+    """Return the report for programs; a number that is infinite or NaN is null."""
+    return json.dumps(_finite(asdict(found) | {"dtype": str(found.dtype).removeprefix("torch.")}), indent=2)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _numbers(ranks: list[int]) -> str:

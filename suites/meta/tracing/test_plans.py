@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pdlcheck
 from pdlcheck.tracing import Mapping, Positions, compare_traces
-from pdlcheck.tracing.report import as_text
+from pdlcheck.tracing.report import as_json, as_text
 from pdlcheck.worlds import get_world
 
 STEPS = 2
@@ -294,6 +295,9 @@ def of_one_gradient_less(folder: Path) -> None:
 
 
 def test_a_gradient_that_one_rank_lacks_is_named(trusted, tmp_path):
-    first = compared(trusted, tmp_path, of_one_gradient_less).first
+    found = compared(trusted, tmp_path, of_one_gradient_less)
+    first = found.first
     assert (first.place.module, first.place.direction, first.ranks) == ("head", "gradient to the optimizer", [1])
     assert "rank 1 had no gradient" in first.cause
+    assert "  rank          1 wrong\n" in as_text(found)
+    assert json.loads(as_json(found))["first"]["times"] is None
