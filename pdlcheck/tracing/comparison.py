@@ -118,6 +118,7 @@ def compare_traces(
         _Step(good, other, noisy, step, limits, result, uncertain).compare()
         if result.first is not None:
             break
+    result.notes = list(dict.fromkeys(result.notes))
     return result
 
 

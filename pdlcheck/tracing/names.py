@@ -29,9 +29,11 @@ def logical_names(
         is_whole = not prefix and rename is None
         for name, module in model.named_modules():
             plain = _WRAPPERS.sub("", prefix + name).rstrip(".")
-            found = "model" if name == "" and is_whole else None if name == "" else rename(plain) if rename else plain
-            if found and not isinstance(module, nn.ModuleList | nn.ModuleDict):
-                modules.setdefault(found, (i, module))
+            logical = (rename(plain) or "").rstrip(".") if rename else plain  # a stage itself may have no name
+            if is_whole and not name:
+                logical = "model"
+            if logical and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+                modules.setdefault(logical, (i, module))
         for name, parameter in model.named_parameters():
             plain = _WRAPPERS.sub("", prefix + name)
             found = rename(plain) if rename else plain

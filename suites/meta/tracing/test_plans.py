@@ -301,3 +301,74 @@ def test_a_gradient_that_one_rank_lacks_is_named(trusted, tmp_path):
     assert "rank 1 had no gradient" in first.cause
     assert "  rank          1 wrong\n" in as_text(found)
     assert json.loads(as_json(found))["first"]["times"] is None
+
+
+def test_several_models_of_a_rank_run_their_micro_batches_in_any_order(trusted, tmp_path):
+    whole = Network()
+    chunks = [First(whole), whole.head]
+    optimizer = adam(nn.ModuleList(chunks))
+    mapping = Mapping(ranks={"pp": (0, 1)}, rename=lambda name: f"head{name[1:]}" if name[0] == "1" else name[2:])
+    with pdlcheck.trace(chunks, optimizer, tmp_path, steps=STEPS, mapping=mapping):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            middle = [chunks[0](part) for part in batch(step).chunk(2)]
+            for y in [chunks[1](one) for one in middle]:
+                (y.square().mean() / 2).backward()
+            optimizer.step()
+    found = compare_traces(trusted, tmp_path)
+    assert found.first is None, as_text(found)
+    assert found.notes == ["not compared, as the parallel run has no such output: model"]
+
+
+class Experts(nn.Module):
+    """Two experts, each for every second sample; a rank of expert parallelism has one of them."""
+
+    def __init__(self, own: range) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        every = [nn.Linear(4, 4) for _ in range(2)]
+        self.own, self.experts = own, nn.ModuleList(every[one] for one in own)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for number, expert in zip(self.own, self.experts, strict=True):
+            total = total.index_add(0, torch.arange(number, len(x), 2), expert(x[number::2]))
+        return self.out(Summed.apply(total))
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def of_experts(folder: Path, rate: float = 0.1) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = range(rank, rank + 1) if size > 1 else range(2)
+    model = Experts(own)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 1:
+        model.experts[0].weight.register_hook(lambda gradient: gradient * rate / 0.1)
+    mapping = Mapping(
+        {"experts.*": None},  # rows are routed
+        ranks={"ep": (rank, size)},
+        rename=lambda name: name.replace("experts.0", f"experts.{rank}"),
+    )
+    with pdlcheck.trace(model, optimizer, folder, steps=STEPS, mapping=mapping):
+        train(model, optimizer)
+
+
+def test_experts_have_their_numbers_in_the_whole_model(tmp_path):
+    get_world("sim").run(of_experts, tmp_path / "trusted", world_size=1)
+    found = compared(tmp_path / "trusted", tmp_path / "parallel", of_experts)
+    assert found.first is None, as_text(found)
+    first = compared(tmp_path / "trusted", tmp_path / "parallel", of_experts, 0.3).first
+    assert (first.place.module, first.place.direction) == ("experts.1", "gradient to the optimizer")
+    assert "3 times the trusted tensor" in first.cause
