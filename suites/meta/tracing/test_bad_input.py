@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard
 
 import pdlcheck
 from pdlcheck.cli import main
+from pdlcheck.extras import MissingExtra
 from pdlcheck.tracing import Mapping, Positions, TraceError, compare_traces
 from pdlcheck.worlds import get_world
 
@@ -222,7 +223,8 @@ def test_the_command_prints_the_first_place_and_its_exit_code(trusted, tmp_path,
     assert "pdlcheck compare-traces: " in capsys.readouterr().err
 
 
-def test_without_safetensors_the_error_names_the_extra():
-    code = "import sys; sys.modules['safetensors'] = None; import pdlcheck; pdlcheck.trace"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install 'pdlcheck[trace]'" in done.stderr
+def test_without_safetensors_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.delitem(sys.modules, "pdlcheck.tracing.files")
+    with pytest.raises(MissingExtra, match=re.escape("pip install 'pdlcheck[trace]'")):
+        importlib.import_module("pdlcheck.tracing.files")
