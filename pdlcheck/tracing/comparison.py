@@ -161,9 +161,10 @@ class _Step:
             keys = [key for key in self.good if key[0] == kind]
             for key in reversed(keys) if kind == "gradient" else keys:  # gradients from the last layer on
                 parted += self._difference(key)
+            if kind == "gradient":
+                self._drop_common_factor(parted)
             if parted and kind != "backward":
                 break
-        self._drop_common_factor(parted)
         if parted:
             self.result.first = self._parting(parted)
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cache
 
 import torch.distributed as dist
 from torch import Tensor
@@ -202,6 +203,7 @@ def _rule(mapping: Mapping, name: str, dims: int | None) -> Rule:
     return {} if lacks else mapping.outputs
 
 
+@cache
 def _pattern(text: str) -> re.Pattern[str]:
     parts = re.split(r"(\*\*\.|\*\*|\*)", text)
     words = {"**.": r"(?:.+\.)?", "**": r".*", "*": r"[^.]+"}

@@ -214,12 +214,13 @@ class First(nn.Module):
         return self.layers(x + self.table(torch.arange(3)).sum(0))
 
 
-def of_pipeline(folder: Path) -> None:
+def of_pipeline(folder: Path, rate: float = 0.1) -> None:
     rank, whole = dist.get_rank(), Network()
     model = whole.head if rank else First(whole)
     stage = PipelineStage(model, rank, 2, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, _: y.square().mean())
     optimizer = adam(model)
+    optimizer.param_groups[0]["lr"] = rate
     mapping = Mapping(ranks={"pp": (rank, 2)}, rename=lambda name: f"head.{name}" if rank else name)
     with pdlcheck.trace(model, optimizer, folder, steps=STEPS, mapping=mapping):
         for step in range(STEPS):
@@ -235,6 +236,8 @@ def test_a_pipeline_of_torch_scales_the_loss_of_a_micro_batch(trusted, tmp_path)
     found = compared(trusted, tmp_path, of_pipeline)
     assert found.first is None, as_text(found)
     assert any("gradients of outputs are 2 times" in note for note in found.notes)
+    first = compared(trusted, tmp_path, of_pipeline, 0.2).first
+    assert (first.place.module, first.place.direction, first.step) == ("table", "update", 1)
 
 
 def of_recomputing(folder: Path, reentrant: bool) -> None:
