@@ -1,4 +1,4 @@
-"""Verify parallel PyTorch code on simulated ranks and on real processes.
+"""Tests of parallel PyTorch code that run on a simulated cluster, on local processes and on GPUs.
 
 Importing this package is cheap: torch is imported by the modules that use it.
 """

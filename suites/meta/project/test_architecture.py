@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "control_groups": set(),
     "cores": {"control_groups"},
     "errors": set(),
+    "explanation": {"exit_codes", "operations"},
     "extras": set(),
     "faults": set(),
     "launch": {"time_budgets"},
