@@ -13,7 +13,7 @@ import argparse
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -66,17 +66,13 @@ def main() -> int:
     return 0 if not alarms and all(explains(one, verdict) for one, verdict in verdicts) else 1
 
 
-def _correct(only: str) -> list[tuple[str, Callable[[Any], Verdict]]]:
-    """Return the correct programs with their names."""
-    twins = [(f"the twin {one.bug}", run) for one in ENTRIES if only in one.bug for run in _twins(one)]
-    traps = [] if only else [(f"the trap {program.__name__}", _trap(program, end)) for program, end in INNOCENT]
-    return [*twins, *traps]
-
-
-def _twins(one: Entry) -> Iterator[Callable[[Any], Verdict]]:
-    yield lambda world: judge(one, world, broken=False)
-    if one.also:
-        yield lambda world: judge_also(one, world, broken=False)
+def _correct(only: str, seeds: int) -> list[tuple[str, int, Callable[[Any], Verdict]]]:
+    """Return the correct programs, each with its name and its number of schedules."""
+    chosen = [one for one in ENTRIES if only in one.bug]
+    twins = [(f"the twin {one.bug}", seeds, partial(judge, one, broken=False)) for one in chosen]
+    others = [(f"the twin {one.bug}", 1, partial(judge_also, one, broken=False)) for one in chosen if one.also]
+    traps = [] if only else [(f"the trap {program.__name__}", seeds, _trap(program, end)) for program, end in INNOCENT]
+    return [*others, *twins, *traps]  # others first, because one of them starts processes
 
 
 def _trap(program: Callable[[], object], expected: object) -> Callable[[Any], Verdict]:
@@ -89,15 +85,15 @@ def _trap(program: Callable[[], object], expected: object) -> Callable[[Any], Ve
 
 def _alarms(only: str, seeds: int) -> list[str]:
     """Run the correct programs under each schedule, in a process for each core; return a line for each failure."""
-    count = len(_correct(only))
+    count = len(_correct(only, seeds))
     with ProcessPoolExecutor(min(count, usable_cores()), get_context("spawn")) as processes:
         found = processes.map(partial(_alarms_of, only, seeds), range(count))
         return [alarm for alarms in found for alarm in alarms]
 
 
 def _alarms_of(only: str, seeds: int, place: int) -> list[str]:
-    name, run = _correct(only)[place]
-    errors = [(seed, run(get_world("sim", seed=seed)).error) for seed in range(seeds)]
+    name, schedules, run = _correct(only, seeds)[place]
+    errors = [(seed, run(get_world("sim", seed=seed)).error) for seed in range(schedules)]
     return [f"ALARM on {name}, seed {seed}: {error}" for seed, error in errors if error is not None]
 
 

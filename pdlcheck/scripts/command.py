@@ -93,6 +93,8 @@ def run_run_command(parser: argparse.ArgumentParser, arguments: argparse.Namespa
             return _run(arguments)
         from pdlcheck.scripts.launched import run_launched
 
+        if arguments.ranks not in (None, own.world_size):
+            raise ValueError(f"{own.launcher} has launched {own.world_size} processes: leave -n {arguments.ranks} away")
         arguments.ranks, arguments.world = own.world_size, arguments.world or "gloo"
         return run_launched(own, arguments.seed, functools.partial(_run, arguments))
     except (ValueError, WorldUnavailable) as error:

@@ -90,16 +90,12 @@ def start_ranks(program: Program, start: Callable[[Starting], None], devices: in
 
     Raises:
         NotALauncher: it takes itself for a rank.
-        ValueError: it starts 0 ranks.
     """
     started = False
 
     def begin(starting: Starting) -> None:
         nonlocal started
         started = True
-        if starting.world_size < 1:
-            cure = "" if devices else "; if it starts one for each CUDA device, use --cuda-as-cpu and -n"
-            raise ValueError(f"{program.target} starts {starting.world_size} ranks{cure}")
         table.__exit__(None, None, None)  # ranks are no launchers
         try:
             start(starting)

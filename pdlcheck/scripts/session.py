@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pdlcheck.errors import Inconclusive, WorldUnavailable
 from pdlcheck.scripts.counts import PROGRESS, listen
 from pdlcheck.scripts.finding import Finding
 from pdlcheck.scripts.imports import imported_packages
@@ -16,6 +17,7 @@ from pdlcheck.scripts.launchers import NotALauncher, RanksFailed, Starting, has_
 from pdlcheck.scripts.lines import Lines
 from pdlcheck.scripts.on_rank import call_on_rank, import_and_call, run_on_rank, simulated_output
 from pdlcheck.scripts.plan import Plan
+from pdlcheck.scripts.program import ProgramExit
 from pdlcheck.scripts.progress import Progress
 from pdlcheck.scripts.world_sizes import Results, difference
 from pdlcheck.worlds.journal import notes
@@ -67,8 +69,9 @@ def _on_sizes(plan: Plan, progress: Progress) -> Finding:
         results.saved = {name: tensor for one in reversed(finding.counts) for name, tensor in one.saved.items()}
         first = plan.sizes[0]
         if results.is_empty:
-            finding.notes.append("nothing was compared: rank 0 printed no loss, and no rank called torch.save")
-        elif size != first and (error := difference(first, of_size[first], size, results)) is not None:
+            finding.error = Inconclusive("nothing was compared: rank 0 printed no loss, and no rank called torch.save")
+            return finding
+        if size != first and (error := difference(first, of_size[first], size, results)) is not None:
             finding.error, finding.replay = error, plan.replay(plan.schedule or f"random:{plan.seed}")
             return finding
     finding.notes.append(f"losses and weights agree on {', '.join(map(str, plan.sizes))} ranks")
@@ -78,9 +81,17 @@ def _on_sizes(plan: Plan, progress: Progress) -> Finding:
 def _as_launcher(plan: Plan, progress: Progress, lines: Lines) -> Finding:
     """Run the program, and the ranks that it starts."""
     findings: list[Finding] = []
+    refused: list[Exception] = []
 
     def start(starting: Starting) -> None:
-        finding = _Run(plan, progress, lines, starting).finding()
+        try:
+            if starting.world_size < 1:
+                cure = "" if plan.cuda_as_cpu else "; if it starts one for each CUDA device, use --cuda-as-cpu and -n"
+                raise ValueError(f"{plan.program.target} starts {starting.world_size} ranks{cure}")
+            finding = _Run(plan, progress, lines, starting).finding()
+        except (ValueError, WorldUnavailable) as error:
+            refused.append(error)
+            raise RanksFailed from None
         findings.append(finding)
         if plan.world_size not in (None, starting.world_size):
             own = f"the program started {starting.world_size} ranks itself"
@@ -89,10 +100,13 @@ def _as_launcher(plan: Plan, progress: Progress, lines: Lines) -> Finding:
             raise RanksFailed
 
     try:
-        with suppress(RanksFailed):
-            start_ranks(plan.program, start, plan.ranks if plan.cuda_as_cpu else 0)
-    except ValueError:
-        raise
+        start_ranks(plan.program, start, plan.ranks if plan.cuda_as_cpu else 0)
+    except RanksFailed:
+        if refused:
+            raise refused[0] from None
+    except SystemExit as exit_:
+        words = f"the program ended with exit code {exit_.code} before it had started all ranks"
+        return Finding(plan.world, 0, error=ProgramExit(words, rank=0, code=exit_.code))
     except Exception as error:
         return Finding(plan.world, 0, error=error)
     failed = [one for one in findings if not one.held]
@@ -174,6 +188,8 @@ class _Run:
         """Open ranks, without a process group, whose output and progress is shown."""
         with ExitStack() as stack:
             ranks = stack.enter_context(world.open(self._ranks))
+            if not hasattr(ranks, "leave_group"):
+                raise ValueError(f"ranks of the world {world.name} always have a process group, which a script makes")
             ranks.leave_group()
             if world.shares_process:
                 stack.enter_context(simulated_output(lines))

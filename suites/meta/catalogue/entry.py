@@ -14,6 +14,7 @@ __all__ = ["FAULTS", "Fault", "fault", "lines_named_by"]
 
 HERE = Path(__file__).parent
 _MARK = re.compile(r"# (asks|blocks|differs|leaks|posts|raises|touches)$")
+_PARTED = r"(?m:^.*(?:went on (?:to|in)|decides (?:between|whether)) .*$)"  # observe/parting.py
 _LINE = re.compile(r"catalogue/(\w+\.py:\d+)")
 
 
@@ -88,9 +89,10 @@ def fault(verdict: type[BaseException], /, **said: Any) -> Callable[[Callable[..
 def lines_named_by(error: BaseException) -> set[str]:
     """Return the catalogue lines that a message names; for an error of torch or of the user, the line that raised it.
 
-    The last operation of a rank that has returned is left out, because it may be far from the fault.
+    The last operation of a rank that has returned is left out, because it may be far from the fault. So are the lines
+    about where ranks parted, which are those between the operations.
     """
-    named = set(_LINE.findall(re.sub("; last operation .*", "", str(error))))
+    named = set(_LINE.findall(re.sub(f"; last operation .*|{_PARTED}", "", str(error))))
     if not named and error.__traceback__ is not None:
         frames = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent == HERE]
         named = {f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-1:]}

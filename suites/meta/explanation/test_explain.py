@@ -77,6 +77,7 @@ def dumps_of(tmp_path_factory):
     return dumps
 
 
+@pytest.mark.slow
 def test_ranks_that_did_not_post_are_named_with_their_last_line(dumps_of, capsys):
     assert main(["explain", str(dumps_of("waits"))]) == 1
     told = capsys.readouterr().out.splitlines()
@@ -101,6 +102,7 @@ def test_a_program_that_ends_hangs_nowhere(dumps_of, capsys):
     assert capsys.readouterr().out == "the default group: all of ranks 0-2 completed collective 2\n"
 
 
+@pytest.mark.slow
 def test_a_missing_dump_is_named(dumps_of, capsys):
     folder = dumps_of("waits")
     assert main(["explain", str(folder / "trace_0"), str(folder / "trace_1")]) == 1

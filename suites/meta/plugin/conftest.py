@@ -23,12 +23,13 @@ REPORT = re.compile(r"^_+ (\S.*?) _+$\n((?:.|\n)*?)(?=^_{5,} \S.* _{5,}$|^={5,})
 def run_on_both(pytester):
     """Return a function that runs a test file on both worlds, and returns the result and the sections by test."""
 
-    def run(source, *options, worlds="sim,gloo"):
+    def run(source, *options, worlds="sim,gloo", fresh=False):
         shutil.copy(Path(shared_globals.__file__), pytester.path / "train.py")
         (pytester.path / "train_late.py").write_text("NAME = 'late'\nuses = 0\n")
         pytester.makepyfile("import numpy, pytest, threading, torch, torch.distributed as dist, train\n" + source)
         pytester.syspathinsert()
-        result = pytester.runpytest_inprocess("--world", worlds, "-p", "no:cacheprovider", *options)
+        run_pytest = pytester.runpytest_subprocess if fresh else pytester.runpytest_inprocess
+        result = run_pytest("--world", worlds, "-p", "no:cacheprovider", *options)
         sections = {}
         for test, report in REPORT.findall(result.stdout.str()):
             for text in SECTION.findall(report):

@@ -155,6 +155,7 @@ def test_alike_on_all_ranks(imported):
     assert torch.equal(of_rank_0, mine)
 """,
         *("-W", "ignore::pdlcheck.errors.UnseededImportWarning"),
+        fresh=True,  # because other tests of this process seed the streams
     )
     result.assert_outcomes(failed=3, passed=5)
     other = (

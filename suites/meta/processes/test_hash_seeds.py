@@ -96,6 +96,7 @@ def test_worlds_that_differ_by_an_order_of_hashes_say_so(gloo):
     ) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_worlds_that_differ_otherwise_do_not_say_so(gloo):
     with pytest.raises(AssertionError, match="not module globals") as caught:
         check_same_on_worlds(in_the_main_thread, world_size=2, worlds=(get_world("sim"), gloo))

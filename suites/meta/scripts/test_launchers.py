@@ -133,3 +133,18 @@ def test_one_rank_for_each_device_needs_devices(scripts):
     assert code == 2
     assert "spawns.py starts 0 ranks; if it starts one for each CUDA device, use --cuda-as-cpu and -n" in err
     assert scripts.run("-n", 3, "--cuda-as-cpu", "spawns.py")[0] == 0
+
+
+def test_an_error_before_the_ranks_start_is_a_verdict(scripts):
+    scripts.write("spawns.py", SPAWN.replace(", {}", "").replace("mp.spawn(", "raise ValueError('no data'); mp.spawn("))
+    code, _, err = scripts.run("spawns.py")
+    assert code == 1
+    assert "spawns.py" in err
+    assert err.endswith("ValueError: no data\n")
+
+
+def test_an_exit_before_the_ranks_start_is_a_verdict(scripts):
+    scripts.write("spawns.py", SPAWN.replace(", {}", "").replace("mp.spawn(", "sys.exit(3); mp.spawn("))
+    code, _, err = scripts.run("spawns.py")
+    assert code == 1
+    assert err == "ProgramExit: the program ended with exit code 3 before it had started all ranks\n"

@@ -31,7 +31,7 @@ LAUNCHES = {
 }
 
 
-@pytest.fixture(params=LAUNCHES)
+@pytest.fixture(params=["gloo", pytest.param("torchrun", marks=pytest.mark.slow)])
 def launch(request, tmp_path):
     (tmp_path / "helper.py").write_text("rank = None\n")
     (tmp_path / "train.py").write_text(TRAIN)

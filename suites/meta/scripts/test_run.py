@@ -244,7 +244,7 @@ RACE = """
 
 def test_a_race_is_found_under_some_schedule_and_replayed(scripts):
     scripts.write("race.py", RACE)
-    code, _, err = scripts.run("-n", 3, "--schedules", 30, "race.py")
+    code, _, err = scripts.run("-n", 3, "--schedules", 8, "race.py")
     assert code == 1
     assert "the ranks came in another order" in err
     replay = err.splitlines()[-1].removeprefix("replay: pdlcheck run ").split()
@@ -350,3 +350,10 @@ def test_weights_that_depend_on_the_number_of_ranks(scripts):
     code, _, err = scripts.run("--compare-world-sizes", "1,2", "train.py")
     assert code == 1
     assert "model.pt: weight differs by " in err
+
+
+def test_results_that_cannot_be_compared_are_no_success(scripts):
+    scripts.write("silent.py", "import torch.distributed as d; d.init_process_group(); d.barrier()")
+    code, _, err = scripts.run("--compare-world-sizes", "1,2", "silent.py")
+    assert code == 1
+    assert err.startswith("Inconclusive: nothing was compared: rank 0 printed no loss, and no rank called torch.save")
