@@ -104,7 +104,13 @@ def start_ranks(program: Program, start: Callable[[Starting], None], devices: in
 
     processes = _Processes(begin)
     rows = [
-        Patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", lambda _: _spawn(begin), "", True),
+        Patch(
+            sys.modules["torch.multiprocessing.spawn"],
+            "start_processes",
+            lambda _: _spawn(begin),
+            "spawn starts ranks",
+            True,
+        ),
         Patch(torch.distributed.launcher.api, "launch_agent", lambda _: _launch(begin), "torchrun starts ranks"),
         Patch(multiprocessing.process.BaseProcess, "start", processes.starter, "a process becomes a rank"),
         Patch(torch.distributed, "init_process_group", _refuse, "the program is not a rank itself", True),
@@ -153,7 +159,10 @@ def _spawn(begin: Callable[[Starting], None]) -> Callable[..., Any]:
     ) -> Any:
         calls: list[Call] = [(fn, (rank, *args), {}) for rank in range(nprocs)]
         context = _Context(lambda: begin(Starting(nprocs, calls, anew=start_method != "fork")))
-        return context.join() and None if join else context
+        if not join:
+            return context
+        context.join()
+        return None
 
     return start_processes
 

@@ -87,6 +87,7 @@ def in_the_main_thread():
     return threading.current_thread() is threading.main_thread()
 
 
+@pytest.mark.slow
 def test_worlds_that_differ_by_an_order_of_hashes_say_so(gloo):
     with pytest.raises(AssertionError) as caught:
         check_same_on_worlds(reduced_in_the_order_of_a_list_of_a_set, world_size=2, worlds=(get_world("sim"), gloo))
