@@ -40,6 +40,9 @@ def run_program(plan: Plan, progress: Progress) -> Finding:
         import_known_globals(imported_packages(plan.program))
     try:
         if plan.sizes:
+            if has_launcher(plan.program):
+                own = f"{plan.program.target} starts its ranks itself"
+                raise ValueError(f"--compare-world-sizes chooses the number of ranks, and {own}")
             return _on_sizes(plan, progress)
         if has_launcher(plan.program):
             with suppress(NotALauncher):

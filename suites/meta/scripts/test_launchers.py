@@ -135,6 +135,13 @@ def test_one_rank_for_each_device_needs_devices(scripts):
     assert scripts.run("-n", 3, "--cuda-as-cpu", "spawns.py")[0] == 0
 
 
+def test_a_script_that_chooses_its_ranks_is_not_compared_on_other_numbers(scripts):
+    scripts.write("spawns.py", SPAWN.replace("{}", "join=True"))
+    code, _, err = scripts.run("--compare-world-sizes", "1,2", "spawns.py")
+    assert code == 2
+    assert "spawns.py starts its ranks itself" in err
+
+
 def test_an_error_before_the_ranks_start_is_a_verdict(scripts):
     scripts.write("spawns.py", SPAWN.replace(", {}", "").replace("mp.spawn(", "raise ValueError('no data'); mp.spawn("))
     code, _, err = scripts.run("spawns.py")

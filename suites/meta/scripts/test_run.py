@@ -86,6 +86,27 @@ def test_each_rank_has_a_folder_and_arguments_of_its_own(scripts):
     assert sorted(out.splitlines()) == ["[rank 0] of_0 of_0", "[rank 1] of_1 of_1"], err
 
 
+def test_an_import_after_a_turn_of_another_rank_finds_the_ranks_own_modules(scripts):
+    scripts.write("helper.py", "rank = None\n")
+    scripts.write(
+        "late.py",
+        """
+        import sys
+        import torch.distributed as dist
+        import helper
+
+        dist.init_process_group("gloo")
+        helper.rank = mine = dist.get_rank()
+        dist.barrier()
+        import helper as again
+        assert again is helper and again.rank == mine
+        assert vars(sys.modules["__main__"])["mine"] == mine
+        """,
+    )
+    code, _, err = scripts.run("-n", 3, "late.py")
+    assert code == 0, err
+
+
 def test_a_module_may_communicate_while_it_is_imported(scripts):
     scripts.write(
         "groups.py", "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); r = d.get_rank()"
